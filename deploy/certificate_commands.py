@@ -27,7 +27,7 @@ DAYS_MAX: Final = 36_500
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl certs`. Its parser sets `run`, which takes the parsed arguments."""
     text = "make and show the certificates of a cluster (TLS)"
-    certs = subparsers.add_parser("certs", **cli_args.described(text))
+    certs = subparsers.add_parser("certs", **cli_args.help_arguments(text))
     actions = certs.add_subparsers(metavar="ACTION", required=True)
     parsers = {}
     for name, run, text in (
@@ -36,7 +36,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("show", _show, "show the certificates"),
         ("check", _check, "exit with 1 if a certificate expires soon"),
     ):
-        parsers[name] = parser = actions.add_parser(name, **cli_args.described(text))
+        parsers[name] = parser = actions.add_parser(name, **cli_args.help_arguments(text))
         parser.add_argument(
             "--dir",
             type=Path,

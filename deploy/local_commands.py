@@ -44,7 +44,7 @@ _EXAMPLES: Final = {
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl local`. Its parser sets `run`, which takes the parsed arguments."""
     local = subparsers.add_parser(
-        "local", **cli_args.described("run a whole cluster on this machine")
+        "local", **cli_args.help_arguments("run a whole cluster on this machine")
     )
     actions = local.add_subparsers(metavar="ACTION", required=True)
     for name, run, text in (
@@ -308,7 +308,7 @@ def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
         raise LaunchError(f"{cluster.directory}: no cluster was started there yet")
     what = f"destroy the cluster in {cluster.directory}"
     so = f"Its {len(nodes)} nodes are killed, and their timers and messages are lost."
-    if not (args.yes or cli_args.agreed(what, so)):
+    if not (args.yes or cli_args.confirm(what, so)):
         return FAILED
     endpoints = ",".join(cluster.endpoints)
     left = cluster.destroy()

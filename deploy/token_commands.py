@@ -28,9 +28,11 @@ PREFIX: Final = "timer_"
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl tokens`. Its parser sets `run`, which takes the parsed arguments."""
-    tokens = subparsers.add_parser("tokens", **cli_args.described("make and show bearer tokens"))
+    tokens = subparsers.add_parser(
+        "tokens", **cli_args.help_arguments("make and show bearer tokens")
+    )
     actions = tokens.add_subparsers(metavar="ACTION", required=True)
-    new = actions.add_parser("new", **cli_args.described("make a token; it is printed once"))
+    new = actions.add_parser("new", **cli_args.help_arguments("make a token; it is printed once"))
     new.add_argument(
         "name", metavar="NAME", help="name of the token, token/NAME in the rules of access"
     )
@@ -42,7 +44,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help=f"days until the token expires; default: {VALID_DAYS}",
     )
     new.set_defaults(run=_new)
-    show = actions.add_parser("show", **cli_args.described("show the tokens of a file"))
+    show = actions.add_parser("show", **cli_args.help_arguments("show the tokens of a file"))
     show.add_argument(
         "file", metavar="FILE", type=Path, help="file of tokens, as in the setting tls.tokens"
     )

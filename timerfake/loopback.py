@@ -187,10 +187,10 @@ class Server:
             return await work()
         if self._loop.is_closed():
             raise RuntimeError(CLOSED)
-        self._far_since_s = asked_s = self._far_since_s or time.monotonic()
+        self._far_since_s = since_s = self._far_since_s or time.monotonic()
         self._loop.call_soon_threadsafe(self._on_turn)  # also if this call is cancelled
         try:
-            async with asyncio.timeout(asked_s + BLOCKED_S - time.monotonic()):
+            async with asyncio.timeout(since_s + BLOCKED_S - time.monotonic()):
                 await self._run_far(asyncio.sleep(0))
         except TimeoutError:
             raise RuntimeError(BLOCKED) from None

@@ -71,13 +71,13 @@ def id_texts(raw: Any) -> pa.Array:
     return binary(np.full(len(raw), ids.TEXT_SIZE), texts, pa.string())
 
 
-def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+def repeat(value: Any, kind: pa.DataType, count: int) -> pa.Array:
     """Return a column of one value. None: a column of nulls."""
     if value is None:
         return pa.nulls(count, kind)
     return pa.repeat(pa.scalar(value, kind), count)
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return batches of one schema as one."""
     return pa.concat_batches(batches) if len(batches) > 1 else batches[0]

@@ -46,7 +46,7 @@ def _ordering_keys(page: MessagePage, _: str) -> pa.Array:
 
 def _priorities(page: MessagePage, _: str) -> pa.Array:
     if not (given := page.columns.priorities):
-        return arrow_columns.repeated(rows.PRIORITY_DEFAULT, pa.int32(), len(page))
+        return arrow_columns.repeat(rows.PRIORITY_DEFAULT, pa.int32(), len(page))
     return pa.array([*given], pa.int32())
 
 
@@ -63,7 +63,7 @@ def _dues(page: MessagePage, _: str) -> pa.Array:
 
 
 _MAKE: Final[Mapping[str, Callable[[MessagePage, str], Any]]] = {
-    "topic": lambda page, topic: arrow_columns.repeated(topic, pa.string(), len(page)),
+    "topic": lambda page, topic: arrow_columns.repeat(topic, pa.string(), len(page)),
     "offset": lambda page, _: pa.array([*page.columns.queue_offsets], pa.int64()),
     "id": lambda page, _: arrow_columns.id_texts(_raw_ids(page)),
     "key": _keys,

@@ -98,7 +98,7 @@ class FormatOptions:
             cluster=cluster,
             topic=topic or path,
             timeout_s=float(_whole("timeout", given.get("timeout", "60"), 1, 3_600)),
-            columns=wanted_columns(given.get("columns"), MESSAGE_COLUMNS),
+            columns=columns_of(given.get("columns"), MESSAGE_COLUMNS),
             start_offset=None if start in (None, EARLIEST, LATEST) else _offset("start", start),
             end_offset=None if end in (None, LATEST) else _offset("end", end),
             from_latest=start == LATEST,
@@ -151,7 +151,7 @@ def is_true(field: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-def wanted_columns(text: str | None, known: Collection[str]) -> tuple[str, ...]:
+def columns_of(text: str | None, known: Collection[str]) -> tuple[str, ...]:
     """Return the columns of the option `columns`; None: all known ones.
 
     Raises:

@@ -61,11 +61,11 @@ class QueueIdentity:
         more = (position.get(name) for name in ("topic", "cluster", "epoch"))
         return cls(int(position["topic_id"]), *more)
 
-    def at(self, offset: int) -> dict[str, Any]:
+    def position_at(self, offset: int) -> dict[str, Any]:
         """Return a position in the queue."""
         return {**asdict(self), "topic_id": str(self.topic_id), "offset": offset}
 
-    def replaced(self, now: "QueueIdentity") -> str:
+    def why_replaced(self, now: "QueueIdentity") -> str:
         """Return the reason why a queue is another one than this; empty: it is this one."""
         for name in ("cluster", "topic"):
             old, new = getattr(self, name), getattr(now, name)
@@ -75,9 +75,9 @@ class QueueIdentity:
             return f"topic {now.topic!r} was deleted and created again"
         return ""
 
-    def changed(self, now: "QueueIdentity") -> str:
+    def why_changed(self, now: "QueueIdentity") -> str:
         """Return the reason why the queue may have other messages than before; empty: it can't."""
-        if reason := self.replaced(now):
+        if reason := self.why_replaced(now):
             return reason
         if self.epoch is None or now.epoch is None or 0 <= now.epoch - self.epoch < RESTORE_STEP:
             return ""
@@ -149,7 +149,7 @@ class _Messages:
         if not self._options.fail_on_loss:
             return
         go_on = "set fail_on_loss to false to read what is left"
-        if reason := before.changed(now):
+        if reason := before.why_changed(now):
             raise MessagesLost(f"{reason}: {go_on}")
         if found.begin_offset > start:
             text = f"topic {self._topic!r} keeps messages from offset {found.begin_offset} on"
@@ -247,7 +247,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start > found.end_offset:
             limit = f"must be at most {found.end_offset}, the end of topic {options.need_topic()!r}"
             raise InvalidRequest.of("start_offset", start, limit)
-        return queue.at(start)
+        return queue.position_at(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of the option `rows_per_batch`."""
@@ -264,16 +264,16 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found, now = self._bounds()
         self._messages.check(found, now, before, offset, offset)
         end = found.end_offset
-        first = 0 if before.replaced(now) else min(offset, end)
+        first = 0 if before.why_replaced(now) else min(offset, end)
         if self._last is not None:
-            if self._last[0].replaced(now):
+            if self._last[0].why_replaced(now):
                 self._last = now, end
             end = max(first, min(end, self._last[1]))
         if isinstance(limit, ReadMaxRows):
             end = min(end, max(first, found.begin_offset) + limit.max_rows)
-        if end == offset and not before.changed(now):
+        if end == offset and not before.why_changed(now):
             return start  # another text would be new data for Spark
-        return now.at(end)
+        return now.position_at(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetRange]:
         """Return the ranges between two positions.
@@ -282,12 +282,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             MessagesLost: Some of their messages may have been deleted.
         """
         queue, stop = QueueIdentity.of(end), int(end["offset"])
-        first = 0 if QueueIdentity.of(start).replaced(queue) else int(start["offset"])
+        first = 0 if QueueIdentity.of(start).why_replaced(queue) else int(start["offset"])
         if first >= stop:
             return []
         found, now = self._bounds()
         self._messages.check(found, now, queue, first, stop)
-        if queue.replaced(now):
+        if queue.why_replaced(now):
             return []  # its offsets are those of other messages
         first = max(first, found.begin_offset)
         return _ranges(queue, first, stop, self._options.rows_per_partition)

@@ -25,7 +25,7 @@ from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
 from timerspark.format_options import FormatOptions
 
-CAREFUL_ROWS_MAX: Final = 1_000
+CHECKED_ROWS_MAX: Final = 1_000
 """Rows of one request whose rows have keys, headers, topics, ordering keys or priorities. A node
 checks these one by one, and a step of its event loop must be short."""
 HEADERS_MAX: Final = 16_384
@@ -41,7 +41,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "priority": (IntegralType,),
 }
 _NULLABLE: Final = frozenset({"key", "headers", "ordering_key", "priority"})
-_CAREFUL: Final = frozenset({*_NULLABLE, "topic"})
+_CHECKED_COLUMNS: Final = frozenset({*_NULLABLE, "topic"})
 
 
 def check_columns(schema: StructType, options: FormatOptions) -> None:
@@ -85,7 +85,7 @@ def requests_of(
         for part in _parts(batch, options):
             request = pb.ScheduleRequest(on_conflict=mode)
             for topic, some in _by_topic(part, options.topic):
-                _put(request.timers.add(topic=topic), some)
+                _write_columns(request.timers.add(topic=topic), some)
             yield request
 
 
@@ -97,10 +97,10 @@ def _check_nulls(batch: pa.RecordBatch) -> None:
 
 def _parts(batch: pa.RecordBatch, options: FormatOptions) -> Iterator[pa.RecordBatch]:
     """Yield slices of a batch that fit into a request each."""
-    careful = _CAREFUL & {*batch.schema.names}
+    careful = _CHECKED_COLUMNS & {*batch.schema.names}
     most = options.rows_per_request
     if careful:
-        most = min(most, CAREFUL_ROWS_MAX)
+        most = min(most, CHECKED_ROWS_MAX)
     if "headers" in careful:
         widest = int(np.diff(batch["headers"].offsets.to_numpy()).max(initial=1))
         most = max(1, min(most, HEADERS_MAX // widest))
@@ -135,13 +135,13 @@ def _by_topic(part: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Record
         yield name, part if len(names) == 1 else part.filter(pc.equal(part["topic"], name))
 
 
-def _put(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
+def _write_columns(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
     names = part.schema.names
     if "due" in names:
         stamps = part["due"].cast(pa.timestamp("us", part["due"].type.tz)).cast(pa.int64())
-        to.due_ms.extend(_checked("due", -(-_numbers(stamps) // 1000), rows.DUE_MS_MIN))
+        to.due_ms.extend(_checked_ms("due", -(-_numbers(stamps) // 1000), rows.DUE_MS_MIN))
     else:
-        to.delay_ms.extend(_checked("delay", _delays_ms(part["delay"])))
+        to.delay_ms.extend(_checked_ms("delay", _delays_ms(part["delay"])))
     sizes, to.payloads = _bytes_of(part["payload"])
     to.payload_sizes.extend(sizes)
     if "key" in names:
@@ -196,7 +196,7 @@ def _delays_ms(column: pa.Array) -> Any:
         return np.ceil(_numbers(column.cast(pa.float64(), safe=False)) * 1000)
 
 
-def _checked(field: str, ms: Any, least: int = 0) -> list[int]:
+def _checked_ms(field: str, ms: Any, least: int = 0) -> list[int]:
     wrong = ms[~((ms >= least) & (ms <= rows.DUE_MS_MAX))]
     if len(wrong):
         limit = rows.DUE_LIMIT if least else f"must be 0 to {rows.DUE_MS_MAX} ms"

@@ -51,7 +51,7 @@ TOKEN_BYTES: Final = 16
 REQUESTS_IN_FLIGHT: Final = 16
 BYTES_IN_FLIGHT: Final = 8 << 20
 """Unanswered requests of a partition, at most: two of the largest, if a payload is no larger."""
-KEYS_NAMED: Final = 3
+KEYS_NAMED_MAX: Final = 3
 """Keys in an error, at most."""
 _OTHER_REQUESTS: Final = (
     "an earlier write of this name had other rows, another on_conflict, or requests of other sizes:"
@@ -138,7 +138,7 @@ def _check_scheduled(messages: list[WriterCommitMessage | None], options: Format
     missing = sum(each.not_scheduled for each in written)
     if missing and options.fail_on_conflict:
         count = sum(each.rows for each in written)
-        keys = [key for each in written for key in each.keys][:KEYS_NAMED]
+        keys = [key for each in written for key in each.keys][:KEYS_NAMED_MAX]
         text = f"{missing} of {count} rows were not scheduled for their keys, such as {keys}"
         go_on = "set fail_on_conflict to false to go on without them"
         raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}: {go_on}")
@@ -153,10 +153,10 @@ def _task() -> TaskContext:
 def _write(
     batches: Iterator[pa.RecordBatch], options: FormatOptions, partition: str
 ) -> WrittenRows:
-    return asyncio.run(_scheduled(batches, options, partition))
+    return asyncio.run(_schedule(batches, options, partition))
 
 
-async def _scheduled(
+async def _schedule(
     batches: Iterator[pa.RecordBatch], options: FormatOptions, partition: str
 ) -> WrittenRows:
     """Schedule all rows.
@@ -175,11 +175,11 @@ class _Sender:
         self.written = WrittenRows()
         self._client = client
         self._partition = partition
-        self._sent: deque[tuple[asyncio.Task[None], int]] = deque()
+        self._unanswered: deque[tuple[asyncio.Task[None], int]] = deque()
         """Unanswered requests in their order, with their sizes in bytes."""
         self._in_order = True
         """No unanswered request overtook another one."""
-        self._forgotten = 0
+        self._uncompared_no = 0
         """The last request whose rows the cluster could not compare. 0: none."""
 
     async def run(self, requests: Iterator[pb.ScheduleRequest]) -> WrittenRows:
@@ -194,20 +194,20 @@ class _Sender:
             # In a thread, so that answers are read while Spark computes the next rows.
             while (request := await asyncio.to_thread(next, requests, None)) is not None:
                 number += 1
-                with _named(number, self._partition):
+                with _noting_request(number, self._partition):
                     producer_id = producer_id or await self._register()
                 request.producer_id, request.sequence = producer_id, number
                 size = request.ByteSize()
-                await self._make_room(size)
+                await self._wait_until_fits(size)
                 previous = asyncio.create_task(self._send(request, previous))
-                self._sent.append((previous, size))
-            await self._answered(0)
-            with _named(number, self._partition):
+                self._unanswered.append((previous, size))
+            await self._wait_for_answers(0)
+            with _noting_request(number, self._partition):
                 self._check_compared(number)
         finally:
-            for task, _ in self._sent:
+            for task, _ in self._unanswered:
                 task.cancel()
-            await asyncio.gather(*(task for task, _ in self._sent), return_exceptions=True)
+            await asyncio.gather(*(task for task, _ in self._unanswered), return_exceptions=True)
         return self.written
 
     async def _register(self) -> int:
@@ -225,32 +225,34 @@ class _Sender:
         The cluster keeps the answer to a producer's last request. So an attempt whose last request
         is forgotten sent fewer requests than an earlier one.
         """
-        if number and self._forgotten == number:
+        if number and self._uncompared_no == number:
             limit = "must be the last request of its name: an earlier write sent more of them"
             raise InvalidRequest.of("sequence", number, limit)
 
-    async def _make_room(self, size: int) -> None:
+    async def _wait_until_fits(self, size: int) -> None:
         """Wait until a request of this size may be sent."""
-        await self._answered(REQUESTS_IN_FLIGHT - 1)
-        while self._sent and sum(each for _, each in self._sent) + size > BYTES_IN_FLIGHT:
-            await self._answered(len(self._sent) - 1)
+        await self._wait_for_answers(REQUESTS_IN_FLIGHT - 1)
+        while (
+            self._unanswered and sum(each for _, each in self._unanswered) + size > BYTES_IN_FLIGHT
+        ):
+            await self._wait_for_answers(len(self._unanswered) - 1)
         if not self._in_order:  # each further request would be rejected, and sent again
-            await self._answered(0)
+            await self._wait_for_answers(0)
             self._in_order = True
 
-    async def _answered(self, most: int) -> None:
-        """Wait until at most `most` requests are unanswered.
+    async def _wait_for_answers(self, unanswered_max: int) -> None:
+        """Wait until at most `unanswered_max` requests are unanswered.
 
         Raises:
             TimerError: The first that failed has this error.
         """
-        while len(self._sent) > most:
-            await self._sent[0][0]
-            self._sent.popleft()
+        while len(self._unanswered) > unanswered_max:
+            await self._unanswered[0][0]
+            self._unanswered.popleft()
 
     async def _send(self, request: pb.ScheduleRequest, previous: asyncio.Task[None] | None) -> None:
         """Send a request until it is applied; count its rows."""
-        with _named(request.sequence, self._partition):
+        with _noting_request(request.sequence, self._partition):
             try:
                 await self._attempt(request)
             except SequenceGap:  # it arrived before its predecessor
@@ -268,7 +270,7 @@ class _Sender:
                 within_s=self._client.within_s(None),
             )
         except OutcomeForgotten:  # applied by an earlier attempt, whose answer is no longer kept
-            self._forgotten = max(self._forgotten, request.sequence)
+            self._uncompared_no = max(self._uncompared_no, request.sequence)
             self.written.rows += count
             self.written.repeated += count
             return
@@ -276,9 +278,9 @@ class _Sender:
         self.written.repeated += count if answer.duplicate else 0
         missing = [at for at, each in enumerate(answer.results) if each in _NOT_SCHEDULED]
         self.written.not_scheduled += len(missing)
-        if missing and len(self.written.keys) < KEYS_NAMED:
+        if missing and len(self.written.keys) < KEYS_NAMED_MAX:
             keys = [key for timers in request.timers for key in _keys_of(timers)]
-            self.written.keys += [keys[at].decode() for at in missing[:KEYS_NAMED]]
+            self.written.keys += [keys[at].decode() for at in missing[:KEYS_NAMED_MAX]]
 
 
 def _keys_of(timers: pb.TimerColumns) -> list[bytes]:
@@ -287,7 +289,7 @@ def _keys_of(timers: pb.TimerColumns) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _named(number: int, partition: str) -> Iterator[None]:
+def _noting_request(number: int, partition: str) -> Iterator[None]:
     """Note the request and its partition in a rejection."""
     try:
         yield

@@ -14,7 +14,7 @@ opened. Filters that Spark would push down are not used (docs/adr/0036-filters-a
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from timerspark.format_options import wanted_columns
+from timerspark.format_options import columns_of
 from timerspark.log.log_options import (
     ENTRIES,
     EVENT_COLUMNS,
@@ -44,7 +44,7 @@ class TimerLogFormat(DataSource):
             raise ValueError(text)
         if self._view() == "entries":
             return ENTRIES
-        names = wanted_columns(self.options.get("columns"), EVENT_COLUMNS)
+        names = columns_of(self.options.get("columns"), EVENT_COLUMNS)
         return ", ".join(f"`{name}` {EVENT_COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from timerclient.cli.cli_args import described
+from timerclient.cli.cli_args import help_arguments
 from timerclient.cli.cli_errors import INTERRUPTED
 from timerclient.cli.missing_modules import why_missing
 
@@ -66,7 +66,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl archive`; see `register`."""
     text = "archive the log files that nodes delete, for an audit (docs/audit.md)"
-    parser = subparsers.add_parser("archive", **described(text))
+    parser = subparsers.add_parser("archive", **help_arguments(text))
     parser.add_argument(
         "folder",
         type=Path,
@@ -86,9 +86,9 @@ def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl chaos`; see `register`."""
     text = "run real nodes under faults, then audit the run (docs/chaos.md)"
-    chaos = subparsers.add_parser("chaos", **described(text))
+    chaos = subparsers.add_parser("chaos", **help_arguments(text))
     actions = chaos.add_subparsers(metavar="ACTION", required=True)
-    listing = actions.add_parser("list", **described("list the scenarios and the workloads"))
+    listing = actions.add_parser("list", **help_arguments("list the scenarios and the workloads"))
     listing.set_defaults(run=_needing(_list))
     run = actions.add_parser("run", **_with_codes("run a scenario and audit it", RUN_CODES))
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
@@ -111,7 +111,7 @@ def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def _with_codes(text: str, codes: str) -> dict[str, Any]:
     formatter = argparse.RawDescriptionHelpFormatter
-    return {**described(text), "epilog": codes, "formatter_class": formatter}
+    return {**help_arguments(text), "epilog": codes, "formatter_class": formatter}
 
 
 def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:

@@ -122,7 +122,7 @@ class LiveAudit:
             status: the HTTP address of that one node, which says how far it has applied.
         """
         logs = {node: [log, *lives(log)][-1] for node, log in run.nodes().items()}
-        if bool(status) != (len(logs) == 1 and not run.listed.exists()):
+        if bool(status) != (len(logs) == 1 and not run.cluster_file.exists()):
             raise ValueError(
                 f"{run.root} has the logs of {', '.join(logs)}: it must have those of all voters;"
                 " or that of one node, with --status HOST:PORT of that node"

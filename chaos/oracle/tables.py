@@ -22,7 +22,7 @@ from chaos.oracle.pending_rows import I64, Rows
 from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory, StoryBook
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
-from timerspark.log.segment_files import Piece, between
+from timerspark.log.segment_files import Piece, entries_of
 
 _TEXTS: Final = {
     *("topic", "group", "end", "why", "type", "quota", "fields", "key", "op", "leader"),
@@ -323,7 +323,7 @@ def replay(
     with contextlib.ExitStack() as files:
         book = ParquetBook(into, files)
         story = book.story = LogStory(book, spill, checksums=checksums)
-        for item in itertools.chain.from_iterable(map(between, pieces)):
+        for item in itertools.chain.from_iterable(map(entries_of, pieces)):
             try:
                 _check_policy(item)
                 story.apply(item)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import UsageError, described, tls_of
+from timerclient.cli.cli_args import UsageError, help_arguments, tls_of
 from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import why_missing
@@ -43,7 +43,7 @@ Run = Callable[[argparse.Namespace], int]
 def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl backup`."""
     text = "back up the running cluster, incrementally"
-    backup = commands.add_parser("backup", **described(text))
+    backup = commands.add_parser("backup", **help_arguments(text))
     backup.set_defaults(run=with_extra(_backup))
     add_cluster(backup)
     cli_args.add_output(backup)
@@ -55,7 +55,7 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
         ("verify", _verify, "read backups again and compare all bytes with their catalogues"),
         ("prune", _prune, "delete old backups, and parts that no backup needs"),
     ):
-        action = actions.add_parser(name, **described(text))
+        action = actions.add_parser(name, **help_arguments(text))
         action.set_defaults(run=with_extra(_alone(run, name)))
         action.add_argument("--from", dest="store", metavar="STORE", required=True, help=STORE)
         cli_args.add_output(action)
@@ -135,7 +135,7 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
     which.add_argument(
         "--at",
-        type=cli_args.aware,
+        type=cli_args.aware_time,
         metavar="ISO",
         help="the state at this time: an older backup, and the stored log after it",
     )
@@ -144,7 +144,7 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl restore`."""
     text = "make the data directories of a new cluster from a backup"
-    restore = commands.add_parser("restore", **described(text))
+    restore = commands.add_parser("restore", **help_arguments(text))
     restore.set_defaults(run=with_extra(_restore))
     cli_args.add_output(restore)
     add_source(restore, required=True)

@@ -22,7 +22,7 @@ from cluster.backup.backup_commands import (
     with_extra,
 )
 from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import UsageError, described
+from timerclient.cli.cli_args import UsageError, help_arguments
 from timerclient.cli.cli_errors import OK
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl export`."""
     text = "write pending timers and kept messages as Parquet"
-    export = commands.add_parser("export", **described(text))
+    export = commands.add_parser("export", **help_arguments(text))
     export.set_defaults(run=with_extra(_export))
     add_cluster(export)
     cli_args.add_output(export)

@@ -41,7 +41,7 @@ from timer.files.log import Log
 from timer.model.timer_errors import CorruptFileError, EngineError, WrongDirectoryError
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timer.recovery import manifest
-from timerclient.cli.cli_args import agreed
+from timerclient.cli.cli_args import confirm
 
 FAILED: Final = 1
 """Exit code: nothing was done, or a part; the message has the reason."""
@@ -335,7 +335,7 @@ def _carry_out(node: StoppedNode, plan: RecoveryPlan, *, yes: bool) -> int:
     sys.stdout.flush()
     if not plan.question:
         return 0
-    if not yes and not agreed(plan.question, "It can't be undone."):
+    if not yes and not confirm(plan.question, "It can't be undone."):
         return FAILED
     done = plan.carry_out()
     node.record(done)

@@ -7,17 +7,17 @@ commands.
 import argparse
 from pathlib import Path
 
-from timerclient.cli.cli_args import described
+from timerclient.cli.cli_args import help_arguments
 
 
 def register_recover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `timerctl recover`."""
     text = "repair a stopped node's data directory, as the last resort: docs/recovery.md"
-    parser = commands.add_parser("recover", **described(text))
+    parser = commands.add_parser("recover", **help_arguments(text))
     kinds = parser.add_subparsers(dest="recover", required=True, metavar="WHAT")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        kind = kinds.add_parser(name, **described(text))
+        kind = kinds.add_parser(name, **help_arguments(text))
         kind.add_argument("--data", type=Path, required=True, help="the node's data directory")
         kind.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         kind.set_defaults(run=_recover)

@@ -13,7 +13,7 @@ from cluster.rpc.schemas import (
     words,
 )
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.peeked_messages import PeekState, document_of, peeked
+from timerclient.rows.peeked_messages import PeekState, document_of, peeked_of
 
 SCHEMA: Final = object_schema(
     "PeekedMessages",
@@ -49,7 +49,7 @@ SCHEMA: Final = object_schema(
 
 def peek_answer(answer: pb.PeekResponse) -> dict[str, Any]:
     """Return an answer of Peek for JSON."""
-    found = peeked(answer)
+    found = peeked_of(answer)
     return {
         "messages": [document_of(each) for each in found.messages],
         "next_offset": found.next_offset or None,

@@ -236,7 +236,7 @@ def _reschedule_filter(fields: Fields) -> pb.RescheduleRequest:
 def _reschedule_answer(
     request: pb.RescheduleRequest, answer: pb.RescheduleResponse
 ) -> Mapping[str, Any]:
-    [done] = pending_timers.rescheduled(answer)
+    [done] = pending_timers.reschedule_outcomes(answer)
     if done is None:
         raise NotReadyError("no entry had room for the timer: repeat the request")
     if done.timer is None:
@@ -249,7 +249,7 @@ def _reschedule_answer(
 
 
 def _reschedule_filter_answer(_: Any, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
-    return {"timers": [*map(_outcome, pending_timers.rescheduled(answer))]}
+    return {"timers": [*map(_outcome, pending_timers.reschedule_outcomes(answer))]}
 
 
 def _outcome(done: pending_timers.Rescheduled | None) -> dict[str, Any]:

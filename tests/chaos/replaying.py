@@ -77,7 +77,7 @@ def read(
     write_log(tmp_path, log.frames, frames_per_segment=3)
     notes = Notes()
     story = LogStory(notes, tmp_path / "spill", pending_max=pending_max)
-    for item in segment_files.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
+    for item in segment_files.entries_of(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
         story.apply(item)
     story.end()
     return story, notes

@@ -16,7 +16,7 @@ from chaos.history.history import OWNER, RunFolder
 from tests.chaos.world import Log, write_log
 from timer.files.data_directory import IDENTITY_NAME
 from timer.model.units import LogIndex
-from timerspark.log.segment_files import Piece, Segment, between, lives, segments
+from timerspark.log.segment_files import Piece, Segment, entries_of, lives, segments
 
 STOPPED = SimpleNamespace(
     SIGINT=2,
@@ -208,7 +208,7 @@ def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
         command.terminate()
         assert (command.stdout.read(), command.wait()) == ("", 0)
     (life,) = RunFolder(tmp_path / "run").logs()["n1"]
-    read = between(Piece(life, LogIndex(1), LogIndex(100)))
+    read = entries_of(Piece(life, LogIndex(1), LogIndex(100)))
     assert [item.epoch for item in read] == [*range(1, 9)]
 
 

@@ -24,7 +24,7 @@ from tests.chaos.world import Log, id_of, write_log
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.model.units import LogIndex
-from timerspark.log.segment_files import Piece, between, segments
+from timerspark.log.segment_files import Piece, entries_of, segments
 
 pytestmark = pytest.mark.spark
 
@@ -171,7 +171,7 @@ def read_frames(log: Path) -> list[bytes]:
     """Return a log's frames, from the first on."""
     return [
         entry_frame.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
-        for each in between(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
+        for each in entries_of(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
     ]
 
 

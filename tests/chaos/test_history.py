@@ -205,9 +205,9 @@ def test_history_that_nobody_would_read_is_refused(run: RunFolder, name: str) ->
 def test_log_bears_witness_for_one_node(run: RunFolder, listed: Any, said: str) -> None:
     if isinstance(listed, list):
         nodes = [{"name": name, "data": data} for name, data in listed]
-        run.listed.write_text(json.dumps({"nodes": nodes}))
+        run.cluster_file.write_text(json.dumps({"nodes": nodes}))
     else:
-        run.listed.write_text(listed or "{}")
+        run.cluster_file.write_text(listed or "{}")
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         run.data()
 

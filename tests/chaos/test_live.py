@@ -50,7 +50,7 @@ class Desk:
         self.log = world.Log()
         self._written = 0
         nodes = [{"name": "n1", "data": "n1"}]
-        self.run.listed.write_text(json.dumps({"nodes": nodes}))
+        self.run.cluster_file.write_text(json.dumps({"nodes": nodes}))
 
     def start(self) -> None:
         self.audit = LiveAudit(self.run, AlertFiles(self.alerts, self.said.append), SETTINGS)
@@ -232,7 +232,7 @@ def test_log_of_one_node_needs_the_address_of_that_node(desk: Desk) -> None:
     sink = AlertFiles(desk.alerts, desk.said.append)
     with pytest.raises(ValueError, match="has the logs of n1: it must have those of all voters"):
         LiveAudit(desk.run, sink, SETTINGS, status="127.0.0.1:1")
-    desk.run.listed.unlink()
+    desk.run.cluster_file.unlink()
     with pytest.raises(ValueError, match="or that of one node, with --status HOST:PORT"):
         LiveAudit(desk.run, sink, SETTINGS)
     desk.audit = LiveAudit(desk.run, sink, SETTINGS, status="127.0.0.1:1")

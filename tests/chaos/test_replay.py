@@ -264,7 +264,7 @@ def test_torn_last_frame_is_left_out(log: Log, tmp_path: Path, cut: int) -> None
 
 
 def entries_of(folder: Path) -> Iterator[Entry]:
-    return segment_files.between(Piece(segments(folder), LogIndex(1), EVERYTHING))
+    return segment_files.entries_of(Piece(segments(folder), LogIndex(1), EVERYTHING))
 
 
 def many(log: Log, folder: Path) -> list[Path]:
@@ -298,14 +298,14 @@ def test_piece_of_a_log_has_its_entries_and_no_others(
 ) -> None:
     many(log, tmp_path)
     piece = Piece(segments(tmp_path), LogIndex(first), LogIndex(last))
-    found = [item.index for item in segment_files.between(piece)]
+    found = [item.index for item in segment_files.entries_of(piece)]
     assert found == [*range(first, min(last, 8) + 1)]
 
 
 def test_damage_outside_of_a_piece_is_no_matter(log: Log, tmp_path: Path) -> None:
     many(log, tmp_path)[0].write_bytes(b"damaged")
     piece = Piece(segments(tmp_path), LogIndex(4), EVERYTHING)
-    assert [item.index for item in segment_files.between(piece)] == [4, 5, 6, 7, 8]
+    assert [item.index for item in segment_files.entries_of(piece)] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("pending_max", [1 << 20, 400])

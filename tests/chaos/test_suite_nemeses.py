@@ -43,7 +43,7 @@ from timer.model.units import LogIndex
 from timer.recovery import manifest
 from timerclient import CancelResult, TimerClient
 from timerclient.values.errors import DiskFull, TimerError
-from timerspark.log.segment_files import Piece, between
+from timerspark.log.segment_files import Piece, entries_of
 
 WAIT_S = 120.0
 pytestmark = [
@@ -441,7 +441,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     until(lambda: stage.cluster.state(name) is not None)
     stage.archive.update()
     lives = stage.run.logs()[name]
-    assert next(between(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
+    assert next(entries_of(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
     if blow.args.get("part", file_damage.LOG) == file_damage.LOG:
         assert lives[-1][0].first > 1
 

@@ -49,7 +49,7 @@ def hours_away(due_ms: int, hours: float) -> bool:
 
 
 def effective(client: TimerClient, **scope: str) -> dict[str, Any]:
-    return policy_fields.said(client.describe_policies(**scope).effective)
+    return policy_fields.fields_of(client.describe_policies(**scope).effective)
 
 
 # ---- delay levels

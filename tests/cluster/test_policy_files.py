@@ -69,7 +69,7 @@ def test_policies_of_a_file_are_applied_once_and_exported_as_they_are(
     assert "needs --yes" in said
     assert ctl("apply", str(file), "--yes")[0] == 0
     assert client.describe_policies(namespace="files").own.tick_ms == 100
-    assert policy_fields.said(client.describe_policies(topic="other").own) == {"ready_max": 6}
+    assert policy_fields.fields_of(client.describe_policies(topic="other").own) == {"ready_max": 6}
     assert ctl("apply", str(file), "--yes")[1] == "no change\n"
 
     assert ctl("export", str(copy))[0] == 0

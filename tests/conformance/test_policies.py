@@ -61,9 +61,9 @@ def test_narrower_scope_wins_field_by_field(world: World, ns: str) -> None:
     timer = client.schedule(topic, b"", delay=9 * HOUR)
     assert hours_away(world, timer.due_ms, 1)
     assert timer.due_ms % 1_000 == 0
-    assert policy_fields.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
+    assert policy_fields.fields_of(answer.own) == {"fixed_delay_ms": HOUR_MS}
     effective = {"fixed_delay_ms": HOUR_MS, "tick_ms": 1_000, "delayed_delivery": True}
-    assert policy_fields.said(answer.effective).items() >= effective.items()
+    assert policy_fields.fields_of(answer.effective).items() >= effective.items()
     whose = {name: answer.sources[name] for name in ("fixed_delay_ms", "tick_ms", "delay_ms_max")}
     assert whose == {"fixed_delay_ms": "topic", "tick_ms": "namespace", "delay_ms_max": "node"}
     assert [each.topic for each in client.describe_policies(namespace=ns).narrower] == [topic]

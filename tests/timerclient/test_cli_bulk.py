@@ -169,7 +169,7 @@ def test_the_line_that_the_cluster_rejects_is_named(
 def test_a_failed_command_continues_where_the_hint_says(
     ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_bulk, "LINES", 2)
+    monkeypatch.setattr(cli_bulk, "LINES_MAX", 2)
     path = lines(*({"payload": str(number)} for number in range(5)))
     requests = iter((None, wire_error(pb.REASON_QUOTA_REACHED, "enough")))
     threaded.cluster.on_schedule = lambda _: next(requests, None)
@@ -190,7 +190,7 @@ def test_a_failed_command_continues_where_the_hint_says(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_bulk.BulkSchedule, "_together", interrupted)
+    monkeypatch.setattr(cli_bulk.BulkSchedule, "_schedule_together", interrupted)
     code, _, err = ctl(*again, "-o", "json")
     assert (code, json.loads(err)["error"]["skip"]) == (130, 2)
 
@@ -198,7 +198,7 @@ def test_a_failed_command_continues_where_the_hint_says(
 def test_lines_wait_while_the_cluster_is_overloaded(
     ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_bulk, "LINES", 2)
+    monkeypatch.setattr(cli_bulk, "LINES_MAX", 2)
     path = lines({"payload": "a"}, {"payload": "b"}, {"payload": "c", "request_id": "own"})
     full = wire_error(pb.REASON_OVERLOADED, "the table of request ids", retry_after_ms=1_200)
     waits = [True]  # no repetition is on its way at a timeout of 2 s

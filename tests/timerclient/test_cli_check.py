@@ -19,9 +19,9 @@ from timerclient.cli.cli_check import (
     findings_of_nodes,
     findings_of_topic,
     findings_of_votes,
-    worst,
+    worst_level,
 )
-from timerclient.cli.cli_nodes import rejects_new_timers, too_old
+from timerclient.cli.cli_nodes import rejects_new_timers, too_old_notes
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values import errors
 
@@ -93,7 +93,7 @@ def judged(change: Change) -> list[Finding]:
 
 def test_a_healthy_cluster_is_ok() -> None:
     findings = judged(lambda *_: None)
-    assert worst(findings) is Level.OK
+    assert worst_level(findings) is Level.OK
     checks = {"leader", "controller", "nodes", "level", "disk", "behind", "state"}
     assert {each.check for each in findings} == checks
 
@@ -175,7 +175,7 @@ def test_a_healthy_cluster_is_ok() -> None:
 def test_each_trouble_has_its_level(change: Change, level: int, check: str, text: str) -> None:
     findings = judged(change)
     assert any(each.check == check and text in each.text for each in findings), findings
-    assert worst(findings) == level
+    assert worst_level(findings) == level
 
 
 def test_a_cluster_without_a_controller_is_critical_after_an_election(
@@ -217,7 +217,7 @@ def test_status_waits_until_the_cluster_serves(
     client = Answering()
     monkeypatch.setattr(client, "status", status)
     monkeypatch.setattr(timerctl, "_client", lambda _: client)
-    monkeypatch.setattr(cli_nodes, "POLL_S", 0)
+    monkeypatch.setattr(cli_nodes, "CHECK_INTERVAL_S", 0)
     leads = pb.NodeStatus(name="n1", reachable=True, role="leader", serving=True, epoch=1)
     serves = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[leads])
     answers[:] = [None, pb.GetStatusResponse(), serves]
@@ -343,7 +343,7 @@ def test_a_node_too_old_for_the_feature_level_is_named_and_gets_no_vote(
         out = ctl("members")[1]
         assert (note in out, "to give it a vote" in out) == (is_named, not is_named)
     old.reachable = False  # so its level is not known
-    assert not too_old(status)
+    assert not too_old_notes(status)
 
 
 def test_a_removed_node_is_shown_as_the_learner_that_it_becomes(
@@ -359,7 +359,7 @@ def test_a_removed_node_is_shown_as_the_learner_that_it_becomes(
 
     answers = {"members": removed("learner"), "status": pb.GetStatusResponse()}
     monkeypatch.setattr(timerctl, "_client", lambda _: Client(**answers))
-    monkeypatch.setattr(cli_nodes, "POLL_S", 0)
+    monkeypatch.setattr(cli_nodes, "CHECK_INTERVAL_S", 0)
     code, out, err = ctl("members", "remove", "n3", "--yes")
     assert (code, err, "members add n3" in out) == (0, "", True)
 
@@ -368,7 +368,7 @@ def test_nodes_at_different_checkpoints_are_not_compared() -> None:
     def behind(_: list[pb.NodeStatus], checkpoints: list[pb.NodeCheckpoint]) -> None:
         checkpoints[1].digest, checkpoints[1].checkpoint_index = "bb", 6
 
-    assert worst(judged(behind)) is Level.OK
+    assert worst_level(judged(behind)) is Level.OK
 
 
 def test_lag_of_a_topic_and_of_its_groups() -> None:
@@ -392,7 +392,7 @@ def test_lag_of_a_topic_and_of_its_groups() -> None:
 
 def test_an_unknown_outweighs_a_warning_and_not_an_outage() -> None:
     def at(*levels: Level) -> Level:
-        return worst(Finding("c", "", level, "") for level in levels)
+        return worst_level(Finding("c", "", level, "") for level in levels)
 
     assert at(Level.WARNING, Level.UNKNOWN) is Level.UNKNOWN
     assert at(Level.CRITICAL, Level.UNKNOWN) is Level.CRITICAL

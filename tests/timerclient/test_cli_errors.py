@@ -109,7 +109,7 @@ def test_wrong_command_line_names_the_right_one(ctl: Ctl, line: str, hint: str) 
 
 
 def test_commands_that_are_hinted_at_exist(ctl: Ctl) -> None:
-    for words in cli_args.ELSEWHERE.values():
+    for words in cli_args.FULL_COMMANDS.values():
         assert ctl(*words.split(), "--help")[0] == 0
 
 
@@ -204,7 +204,7 @@ def test_confirmation_without_a_terminal_is_a_wrong_command_line(ctl: Ctl) -> No
     text = "delete topic orders needs --yes without a terminal; nothing was changed"
     assert (code, err) == (2, f"timerctl: {text}\n")
     with pytest.raises(cli_args.UsageError):
-        cli_args.agreed("x", "y")
+        cli_args.confirm("x", "y")
 
 
 def test_row_of_a_table_has_a_cell_for_each_heading_in_columns_that_are_not_shown_too() -> None:

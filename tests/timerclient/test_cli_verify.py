@@ -13,7 +13,7 @@ from timerclient.proto import timer_pb2 as pb
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_verify, "POLL_S", 0.01)
+    monkeypatch.setattr(cli_verify, "CHECK_INTERVAL_S", 0.01)
 
 
 def verified(name: str, began: int = 1, ended: int = 0, **more: Any) -> pb.NodeVerification:

@@ -18,7 +18,7 @@ from timerclient import GroupHeld, InvalidRequest, TimerApp, Worker
 from timerclient.cli import cli_worker, timerctl, worker_process
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import FAILED, USAGE
-from timerclient.cli.cli_worker import CUT_OFF, chosen_handlers
+from timerclient.cli.cli_worker import EXIT_UNFINISHED, select_handlers
 from timerclient.worker import worker as worker_module
 from timerfake import AsyncFakeApp
 
@@ -105,17 +105,17 @@ def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> N
         (["a", "b"], ["g"], [places[0], places[2]]),
         ([], ["h"], places[1:2]),
     ):
-        worker = Worker(app, handlers=chosen_handlers(app, topics, groups))
+        worker = Worker(app, handlers=select_handlers(app, topics, groups))
         assert [(each.metrics.topic, each.metrics.group) for each in worker.runners] == chosen
     with pytest.raises(UsageError, match="--topic b: no handler has it in these topics"):
-        chosen_handlers(app, ["a", "b"], ["h"])
+        select_handlers(app, ["a", "b"], ["h"])
     foreign = TimerApp().timer("a", group="g")(lambda: None)
     for wrong in ([], [foreign]):
         with pytest.raises(InvalidRequest, match="must be handlers of the app, at least one"):
             Worker(app, handlers=wrong)
 
 
-@pytest.mark.parametrize(("limit_s", "code"), [(0.0, 0), (None, CUT_OFF)])
+@pytest.mark.parametrize(("limit_s", "code"), [(0.0, 0), (None, EXIT_UNFINISHED)])
 async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
     limit_s: float | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

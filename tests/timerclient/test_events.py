@@ -99,7 +99,7 @@ def test_submit_that_blocks_is_told_before_it_waits() -> None:
     waiting = threading.Thread(target=budget.take, args=[5, 60])
     waiting.start()
     assert freed.wait(60)
-    budget.give(10)
+    budget.release(10)
     waiting.join()
     assert told == [10]
     assert str(SubmitBlocked(10)) == "submit blocked: 10 submitted bytes are unanswered"

@@ -77,10 +77,10 @@ async def test_fields_travel_as_they_are_named_and_only_those(
         await client.alter_policies(unset="ttl_ms", topic="ns/t")
     answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
     [request] = cluster.called(pb.AlterPoliciesRequest)
-    assert policy_fields.said(request.set) == said
+    assert policy_fields.fields_of(request.set) == said
     assert [*request.unset] == ["delay_ms_max"]
     assert request.scope == answer.scope == pb.PolicyScope(topic="ns/t")
-    assert policy_fields.said(answer.own) == said
+    assert policy_fields.fields_of(answer.own) == said
     assert (await client.describe_policies(namespace="ns")).scope.namespace == "ns"
     assert (await client.describe_policies()).scope == pb.PolicyScope()
 
@@ -101,7 +101,7 @@ def test_value_that_its_field_does_not_take_is_refused(
     said: dict[str, Any], field: str, text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=text) as refused:
-        policy_fields.policy(said)
+        policy_fields.policy_of(said)
     assert refused.value.field == field
 
 

@@ -376,11 +376,11 @@ def test_budget_blocks_until_bytes_are_given_back() -> None:
     budget.take(100, 1)
     with pytest.raises(errors.Overloaded, match="unanswered"):
         budget.take(1, 0.01)
-    budget.give(100)
+    budget.release(100)
     budget.take(6, 1)
     taken = threading.Thread(target=lambda: budget.take(6, 60))
     taken.start()
-    budget.give(6)
+    budget.release(6)
     taken.join(60)
     assert not taken.is_alive()
 
@@ -593,7 +593,7 @@ def test_consumer_that_comes_while_others_are_looked_through_is_closed_too(
                 came.append(client.consumer("orders", "two"))
             return consumer.closed
 
-        monkeypatch.setattr(Consumer, "_over", property(over))
+        monkeypatch.setattr(Consumer, "_is_over", property(over))
         client.consumer("orders", "three")
     assert came[1].closed
 

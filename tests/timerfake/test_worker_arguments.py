@@ -105,7 +105,7 @@ def test_bound_arguments_are_those_of_the_call_of_bind(timer_app: Run) -> None:
     ],
 )
 def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:
-    assert (handler_arguments.fitted(value, wanted) is not handler_arguments.UNFIT) is fits
+    assert (handler_arguments.fit(value, wanted) is not handler_arguments.NO_FIT) is fits
 
 
 class Colour(StrEnum):

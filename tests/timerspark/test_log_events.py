@@ -42,7 +42,7 @@ from timerclient import TimerClient
 from timerspark.log import log_readers
 from timerspark.log.log_events import EventReader
 from timerspark.log.log_options import EVENT_COLUMNS
-from timerspark.log.log_plan import LogGap, Names, Seqs, _heads
+from timerspark.log.log_plan import LogGap, Names, Seqs, frame_heads
 from timerspark.timerlog_format import TimerLogFormat
 
 TYPES: dict[str, DataType] = {
@@ -296,7 +296,7 @@ def test_torn_payload_at_the_end_of_a_log_is_its_end(tmp_path: Path) -> None:
 def test_log_of_a_running_node_may_be_cut_while_it_is_planned(tmp_path: Path) -> None:
     path = durable_log(tmp_path, entries=400)
     assert path.stat().st_size > 2 * mmap.PAGESIZE, "a mapped page that is cut ends the process"
-    heads = _heads(path)
+    heads = frame_heads(path)
     *_, (_, payload) = islice(heads, 390)
     os.truncate(path, HEADER_SIZE)
     assert payload() is None

@@ -289,7 +289,7 @@ async def test_unanswered_requests_have_a_limit_of_bytes(monkeypatch: pytest.Mon
     unanswered: list[int] = []
 
     def schedule(_: pb.ScheduleRequest) -> pb.ScheduleResponse:
-        unanswered.append(len(found._sent))
+        unanswered.append(len(found._unanswered))
         return pb.ScheduleResponse()
 
     found = sender(schedule)

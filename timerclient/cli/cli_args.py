@@ -129,16 +129,16 @@ def token_of(args: argparse.Namespace) -> str | Path | None:
     return given or (Path(args.token_file) if args.token_file else None)
 
 
-CHOICES_SHOWN: Final = 12
+CHOICES_SHOWN_MAX: Final = 12
 """Commands that an error lists at most."""
-ALIKE: Final = (
+SYNONYMS: Final = (
     ("get", "show", "describe", "list"),
     ("create", "new", "add", "apply"),
     ("delete", "remove", "unset"),
     ("alter", "set"),
 )
 """Words for one thing, of which a command has one or two."""
-ELSEWHERE: Final = {
+FULL_COMMANDS: Final = {
     "get": "timers get",
     "list": "timers list",
     "count": "timers count",
@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
                 raise
         if unknown:
             options = [o for o in self._option_string_actions if o.startswith("--")]
-            hints = [like(word.partition("=")[0], options) for word in unknown]
+            hints = [similar_hint(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         if not hasattr(found, "options"):  # those of the innermost command stay
@@ -200,10 +200,13 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
             choices = [*map(str, action.choices or ())]
-            named = {value: ELSEWHERE.get(value, "")} if "status" in choices else {}  # of timerctl
-            alike = [each for words in ALIKE if value in words for each in choices if each in words]
+            of_timerctl = "status" in choices
+            named = {value: FULL_COMMANDS.get(value, "")} if of_timerctl else {}
+            alike = [
+                each for words in SYNONYMS if value in words for each in choices if each in words
+            ]
             near = named.get(value) or next(iter(alike), "")
-            hint = f"; did you mean {near}?" if near else like(str(value), choices)
+            hint = f"; did you mean {near}?" if near else similar_hint(str(value), choices)
             head, between, tail = str(error.message).partition(" (choose from")
             error.message = f"{head}{hint}{between}{tail}"
             raise
@@ -217,7 +220,7 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             names = [*map(str, action.choices or ())]
             is_missing = message.endswith(f"required: {action.metavar}")
-            if is_missing and 0 < len(names) <= CHOICES_SHOWN:
+            if is_missing and 0 < len(names) <= CHOICES_SHOWN_MAX:
                 message += f": {', '.join(names)}"
         raise UsageError(message, self.prog)
 
@@ -231,7 +234,7 @@ class LateParser(Parser):
     def __init__(
         self, fill: Callable[[argparse.ArgumentParser], None] | None = None, **kwargs: Any
     ) -> None:
-        self._unmade = fill, kwargs
+        self._make_arguments = fill, kwargs
 
     def _check_help(self, _: argparse.Action) -> None:
         """Check no help text, as Python 3.14 does at once: that would make the parser."""
@@ -239,16 +242,16 @@ class LateParser(Parser):
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            if "_unmade" not in vars(self):
+            if "_make_arguments" not in vars(self):
                 raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
-            fill, kwargs = vars(self).pop("_unmade")
+            fill, kwargs = vars(self).pop("_make_arguments")
             super().__init__(**kwargs)
             if fill is not None:
                 fill(self)
             return getattr(self, name)
 
 
-def like(word: str, words: Sequence[str]) -> str:
+def similar_hint(word: str, words: Sequence[str]) -> str:
     """Return a hint at the most similar of `words`; empty: none is similar."""
     import difflib
 
@@ -274,27 +277,27 @@ def table(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     heads, shown = _columns(headings, rows, [each for each in headings if each not in wide_only])
     if width is not None and spare:
-        heads, shown = _columns(heads, shown, output.narrowed(heads, shown, width, spare))
+        heads, shown = _columns(heads, shown, output.headings_that_fit(heads, shown, width, spare))
     return output.table(heads, shown, width, colours(args, heads, shown))
 
 
-def beginning(args: argparse.Namespace, text: str, most: int) -> str:
+def shorten(args: argparse.Namespace, text: str, most: int) -> str:
     """Return the first characters of a text for a table, at most `most`; with -o wide all."""
     return text if args.output == "wide" or len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _columns(
-    headings: Sequence[str], rows: Sequence[Sequence[Any]], kept: Collection[str]
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], shown: Collection[str]
 ) -> tuple[list[str], list[list[Any]]]:
-    """Return the headings `kept`, and their columns."""
+    """Return the headings `shown`, and their columns."""
     heads, *found = (
-        [cell for cell, heading in zip(row, headings, strict=True) if heading in kept]
+        [cell for cell, heading in zip(row, headings, strict=True) if heading in shown]
         for row in (headings, *rows)
     )
     return heads, found
 
 
-def described(text: str) -> dict[str, Any]:
+def help_arguments(text: str) -> dict[str, Any]:
     """Return the arguments `help` and `description` of a command's parser."""
     return {"help": text, "description": f"{text[0].upper()}{text[1:]}."}
 
@@ -312,7 +315,7 @@ class Commands:
         self._put = put
 
     @staticmethod
-    def adding(
+    def command_adder(
         parser: argparse.ArgumentParser,
         common: argparse.ArgumentParser,
         default: Callable[[argparse.Namespace], int] | None = None,
@@ -330,7 +333,7 @@ class Commands:
         def add(
             name: str, run: Callable[[argparse.Namespace], int], text: str
         ) -> argparse.ArgumentParser:
-            command = commands.add_parser(name, parents=[common], **described(text))
+            command = commands.add_parser(name, parents=[common], **help_arguments(text))
             command.set_defaults(run=run)
             return command
 
@@ -349,16 +352,16 @@ def add_output(parser: argparse._ActionsContainer, default: str = argparse.SUPPR
     add_color(parser, argparse.SUPPRESS if default == argparse.SUPPRESS else "auto")
 
 
-def agreed(what: str, so: str) -> bool:
-    """Ask at the terminal to confirm `what`; `so` is its effect.
+def confirm(change: str, effect: str) -> bool:
+    """Ask at the terminal to confirm a `change`, which has this `effect`.
 
     Raises:
         UsageError: There is no terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        msg = f"{what} needs --yes without a terminal; nothing was changed"
+        msg = f"{change} needs --yes without a terminal; nothing was changed"
         raise UsageError(msg)
-    sys.stderr.write(f"{what}? {so} [y/N] ")  # stdout may be a file
+    sys.stderr.write(f"{change}? {effect} [y/N] ")  # stdout may be a file
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -377,7 +380,7 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def some(text: str) -> str:
+def non_empty(text: str) -> str:
     """Return a text that is not empty, as that of an unset variable of the shell is."""
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
@@ -400,7 +403,7 @@ def duration(text: str) -> timedelta:
         raise argparse.ArgumentTypeError(msg) from None
 
 
-def span(text: str) -> timedelta:
+def positive_duration(text: str) -> timedelta:
     """Return the duration of a text, which is not 0."""
     found = duration(text)
     if not found:
@@ -419,7 +422,7 @@ def days(most: int) -> Callable[[str], int]:
     return read
 
 
-def aware(text: str) -> datetime:
+def aware_time(text: str) -> datetime:
     """Return the time of an ISO 8601 text with a UTC offset."""
     try:
         moment = datetime.fromisoformat(text)
@@ -455,7 +458,9 @@ def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     when.add_argument(
         "--delay-level", metavar="N", type=int, help="the topic's Nth delay; 0: at once"
     )
-    when.add_argument("--due", metavar="ISO", type=aware, help="such as 2030-01-01T09:00:00+01:00")
+    when.add_argument(
+        "--due", metavar="ISO", type=aware_time, help="such as 2030-01-01T09:00:00+01:00"
+    )
     when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
 
 

@@ -48,14 +48,14 @@ from timerclient.values.errors import (
 )
 from timerclient.values.results import ScheduleResult
 
-LINES: Final = 500
-BYTES: Final = 1 << 20
+LINES_MAX: Final = 500
+BYTES_MAX: Final = 1 << 20
 HEADER_BYTES: Final = 64
 """Least size of a header here. So a request has at most 32,768 names and values, as it may."""
 LINE_BYTES: Final = 32 << 20
 ID_BYTES: Final = 40
 """Of --request-id: the number of a line follows it, and the cluster takes ids of 64 bytes."""
-AT_ONCE: Final = 16
+SINGLES_AT_ONCE: Final = 16
 """Requests of single lines that are sent together."""
 _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
@@ -65,9 +65,9 @@ SIZES: Final = {"payload": 4 << 20, "key": 1_024, "ordering_key": 1_024, "header
 _LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
 WAIT_S: Final = 600.0
 """Longest wait of a request for room: the cluster forgets an id after five minutes by default."""
-FAILED_SHOWN: Final = 10
+FAILED_SHOWN_MAX: Final = 10
 """Lines without a timer that the command names, except with -o wide or json."""
-SHOWN: Final = 40
+VALUE_SHOWN_MAX: Final = 40
 """Characters of a value in an error."""
 _ROW: Final = re.compile(r"timers\[(\d+)\]\.")
 """The place of a timer among those of a request, in an error."""
@@ -130,24 +130,24 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
 
 def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     try:
-        said = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+        fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"{_shown(said)}: must be an object")
-    if unknown := [name for name in said if name not in _FIELDS]:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{_value_text(fields)}: must be an object")
+    if unknown := [name for name in fields if name not in _FIELDS]:
         raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
-    key, own_id, headers = said.get("key"), said.get("request_id"), said.get("headers")
-    ordering_key, priority = said.get("ordering_key"), said.get("priority")
+    key, own_id, headers = fields.get("key"), fields.get("request_id"), fields.get("headers")
+    ordering_key, priority = fields.get("ordering_key"), fields.get("priority")
     for name, value in (("key", key), ("ordering_key", ordering_key), ("request_id", own_id)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} = {_shown(value)}: must be a string")
+            raise ValueError(f"{name} = {_value_text(value)}: must be a string")
     if headers is not None and not _are_texts(headers):
-        raise ValueError(f"headers = {_shown(headers)}: must be an object of strings")
+        raise ValueError(f"headers = {_value_text(headers)}: must be an object of strings")
     if priority is not None and type(priority) is not int:
-        raise ValueError(f"priority = {_shown(priority)}: must be a whole number")
-    when = _when(said) or {**when_of(args)}
-    payload = _payload(said)
+        raise ValueError(f"priority = {_value_text(priority)}: must be a whole number")
+    when = _when(fields) or {**when_of(args)}
+    payload = _payload(fields)
     timer = NewTimer(
         args.topic,
         payload,
@@ -161,8 +161,8 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     try:
         row = make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)
     except InvalidRequest as error:
-        if error.field in said:
-            why = f"{error.field} = {_shown(said[error.field])}: {error.limit}"
+        if error.field in fields:
+            why = f"{error.field} = {_value_text(fields[error.field])}: {error.limit}"
         else:
             why = as_typed(error, args)
         raise ValueError(why) from error
@@ -187,10 +187,12 @@ def _check_sizes(row: SingleRow) -> None:
             raise InvalidRequest.of(name, Described(f"{size} bytes"), limit)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a value as the line has it, in JSON; a long one is cut."""
     text = output.to_json(value, indent=None)
-    return output.plain(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+    return output.escape_controls(
+        text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}…"
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -211,13 +213,13 @@ def _are_texts(headers: Any) -> bool:
     return isinstance(headers, dict) and all(isinstance(each, str) for each in headers.values())
 
 
-def _payload(said: dict[str, Any]) -> bytes:
-    given = [name for name in _PAYLOADS if said.get(name) is not None]
+def _payload(fields: dict[str, Any]) -> bytes:
+    given = [name for name in _PAYLOADS if fields.get(name) is not None]
     if len(given) != 1:
         raise ValueError("give one of payload and payload_base64")
-    value = said[given[0]]
+    value = fields[given[0]]
     if not isinstance(value, str):
-        raise ValueError(f"{given[0]} = {_shown(value)}: must be a string")
+        raise ValueError(f"{given[0]} = {_value_text(value)}: must be a string")
     if given == ["payload"]:
         return rows.utf8("payload", value)
     try:
@@ -226,25 +228,25 @@ def _payload(said: dict[str, Any]) -> bytes:
         raise ValueError(f"payload_base64: {error}") from error
 
 
-def _when(said: dict[str, Any]) -> dict[str, Any]:
+def _when(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the due time of a line, as an argument of NewTimer; empty: it has none."""
-    given = [name for name in _DUE if said.get(name) is not None]
+    given = [name for name in _DUE if fields.get(name) is not None]
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join(given)}")
     if not given:
         return {}
     [name] = given
-    value = said[name]
+    value = fields[name]
     try:
         if name == "due" and isinstance(value, str):
-            return {"due": cli_args.aware(value)}
+            return {"due": cli_args.aware_time(value)}
         if name == "delay" and type(value) in (str, int, float):
             return {"delay": cli_args.duration(str(value))}
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{name}: {error}") from None
     if name in _LIMITS or type(value) is not int:
         limit = _LIMITS.get(name, "a whole number")
-        raise ValueError(f"{name} = {_shown(value)}: must be {limit}")
+        raise ValueError(f"{name} = {_value_text(value)}: must be {limit}")
     return {name: value}
 
 
@@ -254,7 +256,7 @@ def requests_of(lines: Iterable[InputLine]) -> Iterator[list[InputLine]]:
     size = 0
     for line in lines:
         size += line.size
-        if batch and (len(batch) == LINES or size > BYTES):
+        if batch and (len(batch) == LINES_MAX or size > BYTES_MAX):
             yield batch
             batch, size = [], line.size
         batch.append(line)
@@ -272,10 +274,10 @@ class BulkSchedule:
         self._args = args
         self._id = args.request_id or secrets.token_hex(8)
         self._counts: Counter[ScheduleResult] = Counter()
-        self._repeated = self._sent = 0
-        self._last = args.skip
+        self._repeated_count = self._sent_count = 0
+        self._last_line = args.skip
         """Number of the last line of an answered request."""
-        self._failed = 0
+        self._failed_count = 0
         """Lines without a timer."""
         self._was_sent = False
         """A request was sent, and may have taken effect."""
@@ -283,7 +285,7 @@ class BulkSchedule:
 
     def run(self, client: TimerClient) -> int:
         """Schedule all lines; print their number, or with -o json a line for each."""
-        with _opened(self._args.source) as file:
+        with _open_input(self._args.source) as file:
             if self._args.source != "-" and file.seekable():
                 for _ in lines_of(file, self._args):  # a wrong line raises
                     pass
@@ -303,7 +305,7 @@ class BulkSchedule:
         self._end()
         if self._args.output != "json":
             counts = ", ".join(f"{n} {each.name}" for each, n in sorted(self._counts.items()))
-            repeated = f"; {self._repeated} of them repeated" if self._repeated else ""
+            repeated = f"; {self._repeated_count} of them repeated" if self._repeated_count else ""
             sys.stdout.write(f"{counts or 'no lines'}{repeated}\n")
         return OK if all(each in _DONE for each in self._counts) else NOT_CHANGED
 
@@ -314,22 +316,24 @@ class BulkSchedule:
         results: dict[int, LineResult] = {}
 
         def single(line: InputLine) -> None:
-            results[line.number] = self._single(client, line)
+            results[line.number] = self._schedule_single(client, line)
 
         try:
             if others:
-                results |= self._together(client, others)
-            with ThreadPoolExecutor(AT_ONCE) as pool:
+                results |= self._schedule_together(client, others)
+            with ThreadPoolExecutor(SINGLES_AT_ONCE) as pool:
                 _ = [*pool.map(single, named)]  # raises the error of the first line that has one
         finally:
             self._report(results)
-        self._last = batch[-1].number
+        self._last_line = batch[-1].number
 
-    def _together(self, client: TimerClient, lines: Sequence[InputLine]) -> dict[int, LineResult]:
+    def _schedule_together(
+        self, client: TimerClient, lines: Sequence[InputLine]
+    ) -> dict[int, LineResult]:
         """Schedule lines in one request; return their outcomes by line."""
         first, last = lines[0].number, lines[-1].number
         try:
-            timers = self._patiently(
+            timers = self._retry_overload(
                 first,
                 lambda: client.schedule_all(
                     [line.timer for line in lines],
@@ -355,10 +359,10 @@ class BulkSchedule:
             )
         return results
 
-    def _single(self, client: TimerClient, line: InputLine) -> LineResult:
+    def _schedule_single(self, client: TimerClient, line: InputLine) -> LineResult:
         timer = line.timer
         try:
-            made = self._patiently(
+            made = self._retry_overload(
                 line.number,
                 lambda: client.schedule(
                     timer.topic,
@@ -380,68 +384,68 @@ class BulkSchedule:
             raise InvalidRequest(f"line {line.number}: {error}") from error
         return LineResult(made.result, made.id, made.due_ms, made.duplicate)
 
-    def _patiently(self, first: int, call: Callable[[], T]) -> T:
+    def _retry_overload(self, first: int, call: Callable[[], T]) -> T:
         """Repeat a call while the cluster is overloaded. `first`: the request's first line."""
-        began_s, was_told = time.monotonic(), False
+        began_s, is_reported = time.monotonic(), False
         while True:
             try:
                 return call()
             except Overloaded as error:  # without effect
                 if time.monotonic() - began_s > WAIT_S:
                     raise
-                if not was_told and self._args.output != "json":
+                if not is_reported and self._args.output != "json":
                     self._progress(is_last=True)
                     sys.stderr.write(f"timerctl: line {first} waits: {error}\n")
-                    was_told = True
+                    is_reported = True
 
     def _report(self, results: dict[int, LineResult]) -> None:
         for number, one in sorted(results.items()):
             self._counts[one.result] += 1
-            self._repeated += one.duplicate
+            self._repeated_count += one.duplicate
             if self._args.output == "json":
                 document = {"line": number, "id": one.timer_id, "due_ms": one.due_ms}
                 document |= {"result": one.result.name, "duplicate": one.duplicate}
                 sys.stdout.write(output.to_json(document, indent=None) + "\n")
             elif one.result not in _DONE:
-                self._failed += 1
-                if self._failed > FAILED_SHOWN and self._args.output != "wide":
+                self._failed_count += 1
+                if self._failed_count > FAILED_SHOWN_MAX and self._args.output != "wide":
                     continue
                 self._progress(is_last=True)
                 sys.stderr.write(
                     f"timerctl: line {number}: {one.result.name}: {_WHY[one.result]}\n"
                 )
         sys.stdout.flush()
-        self._sent += len(results)
+        self._sent_count += len(results)
         self._progress()
 
     def _progress(self, *, is_last: bool = False) -> None:
         """Rewrite the line of progress on a terminal's stderr. `is_last`: remove it."""
         if not sys.stderr.isatty():
             return
-        per_s = self._sent / max(time.monotonic() - self._began_s, 0.001)
-        text = "" if is_last else f"{self._sent} lines, {per_s:.0f} a second"
+        per_s = self._sent_count / max(time.monotonic() - self._began_s, 0.001)
+        text = "" if is_last else f"{self._sent_count} lines, {per_s:.0f} a second"
         sys.stderr.write(f"\r{text:40}\r")
         sys.stderr.flush()
 
     def _end(self) -> None:
         """Remove the line of progress, and print the number of failed lines that were not named."""
         self._progress(is_last=True)
-        if (more := self._failed - FAILED_SHOWN) > 0 and self._args.output != "wide":
+        if (more := self._failed_count - FAILED_SHOWN_MAX) > 0 and self._args.output != "wide":
             sys.stderr.write(f"timerctl: {more} more not scheduled; -o wide names each line\n")
 
     def _hint(self) -> None:
         """Print the options that continue the command; with -o json the error has them."""
-        self._args.of_error = {"skip": self._last, "request_id": self._id}
+        self._args.of_error = {"skip": self._last_line, "request_id": self._id}
         if self._args.output == "json":
             return
         sys.stderr.write(
-            f"timerctl: lines up to {self._last} are answered. To continue, within minutes: the "
-            f"same command with --skip {self._last} --request-id {self._id}\n"
+            f"timerctl: lines up to {self._last_line} are answered. To continue, within minutes: "
+            f"the same command with --skip {self._last_line} --request-id {self._id}\n"
         )
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[IO[bytes]]:
+def _open_input(name: str) -> Iterator[IO[bytes]]:
     """Open the input.
 
     Raises:

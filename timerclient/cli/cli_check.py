@@ -27,13 +27,13 @@ from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import (
     HOW_TO_VOTE,
     SETTLE_WAIT,
-    awaited_status,
-    in_doubt,
+    is_in_doubt,
     lag_of,
     rejects_new_timers,
-    too_old,
+    too_old_notes,
     trouble_of_leader,
-    unlike_settings,
+    unlike_settings_notes,
+    wait_for_status,
     why_absent,
     why_low,
 )
@@ -54,11 +54,11 @@ exit codes, as of a Nagios plug-in:
      `peers`; or the command line is wrong
   3  unknown: the check itself failed
 """
-BEHIND: Final = 10_000
+BEHIND_MAX: Final = 10_000
 """Log entries that a node may be behind, by default."""
-RESERVES: Final = 2
+RESERVES_MIN: Final = 2
 """Free space below this multiple of the reserve is a warning."""
-EXPIRES: Final = timedelta(days=14)
+EXPIRES_WITHIN: Final = timedelta(days=14)
 """A certificate that expires sooner is a warning; as the alert TimerCertificateExpires."""
 
 
@@ -85,7 +85,7 @@ class Finding:
     """The measured figure: nodes, entries, bytes or seconds. None: there is no figure."""
 
 
-def worst(findings: Iterable[Finding]) -> Level:
+def worst_level(findings: Iterable[Finding]) -> Level:
     """Return the level of a check: CRITICAL, else UNKNOWN, else WARNING, else OK."""
     order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
     return max((each.level for each in findings), key=order.index, default=Level.UNKNOWN)
@@ -113,19 +113,19 @@ def findings_of_nodes(
         "",
         level if len(there) >= majority else Level.CRITICAL,
         f"{len(there)} of {len(status.nodes)} answer"
-        + (f"; no answer: {', '.join(map(_absent, absent))}" if absent else ""),
+        + (f"; no answer: {', '.join(map(_absent_text, absent))}" if absent else ""),
         len(there),
     )
-    old, feature_level = too_old(status), max(1, status.feature_level)
+    old, feature_level = too_old_notes(status), max(1, status.feature_level)
     text = "; ".join(old.values()) or f"feature level {feature_level}"
     yield Finding("level", "", Level.WARNING if old else Level.OK, text, feature_level)
-    for text in unlike_settings(status):
+    for text in unlike_settings_notes(status):
         yield Finding("settings", "", Level.WARNING, text)
     rejects = rejects_new_timers(status, members)
     for node in there:
-        yield _of_disk(node, rejects=rejects)
+        yield _disk_finding(node, rejects=rejects)
         if node.tls_not_after_ms:
-            yield _of_certificates(node)
+            yield _certificate_finding(node)
         if node.damage:
             yield Finding("files", node.name, Level.CRITICAL, f"damaged: {node.damage}")
         elif node.unsure:
@@ -145,7 +145,7 @@ def findings_of_nodes(
             level = Level.WARNING if (lag or 0) > behind_max else Level.OK
             text = f"{lag} entries behind" if lag is not None else "unknown: no leader answers"
             yield Finding("behind", at.node, level, text, lag)
-    yield _of_state(checkpoint.nodes)
+    yield _state_finding(checkpoint.nodes)
 
 
 def findings_of_votes(
@@ -171,21 +171,21 @@ def findings_of_votes(
             yield Finding("votes", node.name, level, text)
 
 
-def _absent(node: pb.NodeStatus) -> str:
+def _absent_text(node: pb.NodeStatus) -> str:
     return f"{node.name} ({why_absent(node)})" if node.error else node.name
 
 
-def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:
+def _disk_finding(node: pb.NodeStatus, *, rejects: bool) -> Finding:
     """Judge a node's free space. `rejects`: new timers are rejected, as some disks are low."""
     free, reserve = node.disk_free_bytes, node.disk_reserve_bytes
-    level = Level.WARNING if free < RESERVES * reserve else Level.OK
+    level = Level.WARNING if free < RESERVES_MIN * reserve else Level.OK
     text = f"{free >> 20} MiB free, reserve {reserve >> 20} MiB"
     text += f"; low: {why_low(node)}" if node.disk_low and free >= reserve else ""
     level = Level.CRITICAL if node.disk_low and rejects else level
     return Finding("disk", node.name, level, text, free)
 
 
-def _of_certificates(node: pb.NodeStatus) -> Finding:
+def _certificate_finding(node: pb.NodeStatus) -> Finding:
     """Judge the first end of a node's certificates and authorities, on the node's own clock."""
     left = timedelta(milliseconds=node.tls_not_after_ms - node.clock_ms)
     if left <= timedelta(0):
@@ -195,12 +195,12 @@ def _of_certificates(node: pb.NodeStatus) -> Finding:
             f"a certificate or an authority has expired, the first at {at}",
         )
     else:
-        level = Level.WARNING if left < EXPIRES else Level.OK
+        level = Level.WARNING if left < EXPIRES_WITHIN else Level.OK
         text = f"{left / timedelta(days=1):.1f} days until the first one expires"
     return Finding("certificate", node.name, level, text, left.total_seconds())
 
 
-def _of_state(nodes: Sequence[pb.NodeCheckpoint]) -> Finding:
+def _state_finding(nodes: Sequence[pb.NodeCheckpoint]) -> Finding:
     """Compare the digests of nodes that are at the same checkpoint."""
     digests: dict[int, list[str]] = {}
     for node in nodes:
@@ -267,8 +267,8 @@ class CheckCommands(Commands):
             "--behind",
             metavar="ENTRIES",
             type=int,
-            default=BEHIND,
-            help=f"log entries that a node may be behind; default: {BEHIND}",
+            default=BEHIND_MAX,
+            help=f"log entries that a node may be behind; default: {BEHIND_MAX}",
         )
         check.add_argument(
             "--format",
@@ -286,7 +286,7 @@ class CheckCommands(Commands):
         if args.format == "json":
             args.output = "json"
         findings = [*self._findings(args)]
-        level = worst(findings)
+        level = worst_level(findings)
         forms: dict[str, Callable[[Sequence[Finding]], str]] = {
             "text": partial(_text, args),
             "nagios": _nagios,
@@ -334,9 +334,9 @@ def _status_of(client: TimerClient) -> pb.GetStatusResponse:
 
     def is_settled(found: pb.GetStatusResponse) -> bool:
         is_electing = not found.controller and not trouble_of_leader(found)
-        return not (is_electing or in_doubt(found))
+        return not (is_electing or is_in_doubt(found))
 
-    return awaited_status(client, SETTLE_WAIT, is_settled)
+    return wait_for_status(client, SETTLE_WAIT, is_settled)
 
 
 def _text(args: argparse.Namespace, findings: Sequence[Finding]) -> str:
@@ -350,7 +350,7 @@ _UNITS: Final = {"disk": "B", "certificate": "s", "overdue": "s", "unacked": "s"
 
 
 def _nagios(findings: Sequence[Finding]) -> str:
-    level = worst(findings)
+    level = worst_level(findings)
     bad = [f"{each.check} {each.of}".strip() + f": {each.text}" for each in findings if each.level]
     counts = Counter(each.level.name for each in findings)
     text = "; ".join(bad) or f"{counts['OK']} checks"

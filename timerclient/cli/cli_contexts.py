@@ -28,7 +28,7 @@ class ContextCommands(Commands):
     ) -> None:
         """Add the commands to the parser of `context`."""
         parser.description = f"{parser.description} {PRECEDENCE}"
-        add = self.adding(parser, common, self._list)
+        add = self.command_adder(parser, common, self._list)
         new = add("add", self._add, "keep --endpoints and the files of TLS under a name")
         new.description = (
             "Keep --endpoints and the files of TLS under a name. "
@@ -47,7 +47,7 @@ class ContextCommands(Commands):
 
     def _add(self, args: argparse.Namespace) -> int:
         contexts.check_context_name(args.name)
-        own = _given(args)
+        own = _given_settings(args)
         known = contexts.load()
         if args.name in known.named and not args.replace:
             raise UsageError(f"context {args.name!r} exists in {known.path}; see --replace")
@@ -86,14 +86,16 @@ class ContextCommands(Commands):
         if args.name:
             own = contexts.load().get(args.name)
             rows: list[tuple[Any, ...]] = [(key, own.get(key)) for key in SETTINGS]
-            self._put(args, {"name": args.name, **own}, _shown(args, ("SETTING", "VALUE"), rows))
+            self._put(
+                args, {"name": args.name, **own}, _set_rows_table(args, ("SETTING", "VALUE"), rows)
+            )
             return OK
         found = contexts.settings_in_effect(args)
         rows = [(key, each.value, each.source) for key, each in found.items()]
         document = {
             key: {"value": each.value or None, "from": each.source} for key, each in found.items()
         }
-        self._put(args, document, _shown(args, ("SETTING", "VALUE", "FROM"), rows))
+        self._put(args, document, _set_rows_table(args, ("SETTING", "VALUE", "FROM"), rows))
         return OK
 
     def _remove(self, args: argparse.Namespace) -> int:
@@ -116,11 +118,13 @@ PRECEDENCE: Final = (
 )
 
 
-def _shown(args: argparse.Namespace, headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+def _set_rows_table(
+    args: argparse.Namespace, headings: tuple[str, ...], rows: list[tuple[Any, ...]]
+) -> str:
     return cli_args.table(args, headings, [row for row in rows if row[1]])
 
 
-def _given(args: argparse.Namespace) -> dict[str, str]:
+def _given_settings(args: argparse.Namespace) -> dict[str, str]:
     """Return the settings of the options, with absolute paths.
 
     Raises:

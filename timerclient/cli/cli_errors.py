@@ -264,4 +264,4 @@ def one_line(error: object) -> str:
 
 
 def _plain_line(text: str) -> str:
-    return output.plain(" ".join(text.split()))
+    return output.escape_controls(" ".join(text.split()))

@@ -42,7 +42,7 @@ class GroupCommands(Commands):
         self, groups: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `groups`."""
-        add = self.adding(groups, common)
+        add = self.command_adder(groups, common)
         listing = add("list", self._list, "show groups and their settings")
         listing.add_argument(
             "topic", metavar="TOPIC", nargs="?", help="topic of the groups; default: all"
@@ -67,7 +67,7 @@ class GroupCommands(Commands):
         to.add_argument(
             "--time",
             metavar="ISO",
-            type=cli_args.aware,
+            type=cli_args.aware_time,
             help="the first message that fired then or later",
         )
         to.add_argument("--latest", action="store_true", help="only messages that fire from now on")
@@ -114,7 +114,7 @@ class GroupCommands(Commands):
 
     def _seek(self, args: argparse.Namespace) -> int:
         start: Start | None = "latest" if args.latest else None
-        if not self._may_forget(args, "seek"):
+        if not self._confirm_forgetting(args, "seek"):
             return FAILED
         with self._connect(args) as client:
             sought = client.seek_group(
@@ -123,12 +123,14 @@ class GroupCommands(Commands):
         self._show(args, [(args.topic, sought)])
         return OK
 
-    def _may_forget(self, args: argparse.Namespace, what: str) -> bool:
+    def _confirm_forgetting(self, args: argparse.Namespace, action: str) -> bool:
         so = "The group's acks are forgotten. Messages before that offset are not delivered."
-        return bool(args.yes) or cli_args.agreed(f"{what} group {args.group} of {args.topic}", so)
+        return bool(args.yes) or cli_args.confirm(
+            f"{action} group {args.group} of {args.topic}", so
+        )
 
     def _reset(self, args: argparse.Namespace) -> int:
-        if not self._may_forget(args, "reset"):
+        if not self._confirm_forgetting(args, "reset"):
             return FAILED
         with self._connect(args) as client:
             reset = client.reset_group(args.topic, args.group)
@@ -136,14 +138,15 @@ class GroupCommands(Commands):
         return OK
 
     def _delete(self, args: argparse.Namespace) -> int:
-        what = f"group {args.group} of {args.topic}"
+        name = f"group {args.group} of {args.topic}"
         if not (
-            args.yes or cli_args.agreed(f"delete {what}", "Its unacked messages are not delivered.")
+            args.yes
+            or cli_args.confirm(f"delete {name}", "Its unacked messages are not delivered.")
         ):
             return FAILED
         with self._connect(args) as client:
             client.delete_group(args.topic, args.group)
-        self._put(args, {"deleted": args.group}, f"{what} is deleted")
+        self._put(args, {"deleted": args.group}, f"{name} is deleted")
         return OK
 
     def _show(self, args: argparse.Namespace, groups: list[tuple[str, pb.GroupStatus]]) -> None:
@@ -167,7 +170,7 @@ class GroupCommands(Commands):
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     duration: dict[str, Any] = {"metavar": "DURATION", "type": cli_args.duration}
-    lease = duration | {"type": cli_args.span}
+    lease = duration | {"type": cli_args.positive_duration}
     parser.add_argument("--lease", help="duration of a lease", **lease)
     parser.add_argument(
         "--max-attempts",

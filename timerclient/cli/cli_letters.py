@@ -57,7 +57,7 @@ class LetterCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `deadletters`."""
-        add = self.adding(parser, common)
+        add = self.command_adder(parser, common)
         listing = add("list", self._list, "show the topics of dead letters")
         listing.description = (
             "Show the topics of dead letters, the number of their letters, and the groups that "
@@ -124,7 +124,7 @@ class LetterCommands(Commands):
         return OK
 
     def _peek(self, args: argparse.Namespace) -> int:
-        more = {"REASON": lambda letter: cli_args.beginning(args, _reason(letter), REASON_MAX)}
+        more = {"REASON": lambda letter: cli_args.shorten(args, _reason(letter), REASON_MAX)}
         with _letters_needed(args.topic):
             return PeekCommands(self._connect, self._put).peek(args, more | _ORIGIN, _WIDE)
 
@@ -144,9 +144,9 @@ class LetterCommands(Commands):
             "homeless": count.homeless,
         }
         if args.offsets is not None:
-            gone = len({*args.offsets}) - count - count.homeless - count.leased
+            missing = len({*args.offsets}) - count - count.homeless - count.leased
             text += f"; {count.leased} stay: a consumer has them" if count.leased else ""
-            text += f"; offsets without a letter: {gone}" if gone and count.exact else ""
+            text += f"; offsets without a letter: {missing}" if missing and count.exact else ""
             document["leased"] = count.leased
         self._put(args, document, text)
         return OK
@@ -156,7 +156,7 @@ class LetterCommands(Commands):
             topic, group = _letters_of(client, args.topic)
             count = group.unacked
             so = f"Its {count} dead letters are deleted. None can be redriven."
-            if count and not (args.yes or cli_args.agreed(f"purge {topic.name}", so)):
+            if count and not (args.yes or cli_args.confirm(f"purge {topic.name}", so)):
                 return FAILED
             if count:  # letters that come from now on stay
                 _ = client.seek_group(args.topic, GROUP, offset=topic.queue_end)

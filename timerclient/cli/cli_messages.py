@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
+from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, non_empty, when_of
 from timerclient.cli.cli_errors import OK, TOO_FEW, put_failure
 from timerclient.cli.cli_peek import payload_text
 from timerclient.rows.message_json import payload_fields
@@ -108,7 +108,7 @@ class MessageCommands(Commands):
                 max_messages=args.count,
             ) as consumer,
         ):
-            looked_at: list[Message] = []
+            unacked: list[Message] = []
             try:
                 while messages := consumer.receive(1_000, timeout=idle):
                     came += len(messages)
@@ -116,12 +116,12 @@ class MessageCommands(Commands):
                         print(_line(args, message))
                     sys.stdout.flush()  # a message that could not be printed is not acked
                     if args.no_ack:
-                        looked_at += messages
+                        unacked += messages
                     else:
                         for message in messages:
                             _ = message.ack()  # confirmed at the end of the block
             finally:
-                for message in looked_at:
+                for message in unacked:
                     _ = message.give_back()
         if args.count is not None and came < args.count and idle is not None:
             waited = f"no further one within {cli_args.duration_text(idle)} (--idle)"
@@ -152,11 +152,11 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--skip", metavar="N", type=int, default=0, help="with --from: leave out the first N lines"
     )
     add_when(parser)
-    parser.add_argument("--key", type=some, help="unique among the topic's pending timers")
+    parser.add_argument("--key", type=non_empty, help="unique among the topic's pending timers")
     parser.add_argument(
         "--ordering-key",
         metavar="KEY",
-        type=some,
+        type=non_empty,
         help="key_shared groups keep the order of messages with this key; default: --key",
     )
     parser.add_argument(
@@ -173,7 +173,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--request-id",
-        type=some,
+        type=non_empty,
         help="a repeated command with the same id schedules nothing, for five minutes; with --from "
         "the id is that of the whole file",
     )
@@ -205,7 +205,10 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
         "failure if their leases have not ended",
     )
     parser.add_argument(
-        "--lease", metavar="DURATION", type=cli_args.span, help="default: the group's own"
+        "--lease",
+        metavar="DURATION",
+        type=cli_args.positive_duration,
+        help="default: the group's own",
     )
     parser.add_argument(
         "--from",
@@ -232,7 +235,8 @@ def _line(args: argparse.Namespace, message: Message) -> str:
     return (
         f"{message.queue_offset}  {message.id}  due {output.instant(due_ms)}  "
         f"fired {output.instant(message.fired_at_ms)}  attempt {message.attempt}  "
-        f"key {output.plain(message.key or '-')}  {output.plain(payload_text(message.payload))}"
+        f"key {output.escape_controls(message.key or '-')}  "
+        f"{output.escape_controls(payload_text(message.payload))}"
     )
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
-CLOSE: Final = 100
+CAUGHT_UP_LAG_MAX: Final = 100
 """Log entries that a node which has caught up may be behind: the log grows meanwhile."""
 HOW_TO_VOTE: Final = "see timerctl members"
 SETTLE_WAIT: Final = timedelta(seconds=5)
 """Time for a cluster that changes: a leader is connected to, or a controller elected."""
-POLL_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 """Seconds between two looks at the cluster."""
 
 _STATUS: Final = (
@@ -86,7 +86,7 @@ def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     return trouble
 
 
-def in_doubt(status: pb.GetStatusResponse) -> bool:
+def is_in_doubt(status: pb.GetStatusResponse) -> bool:
     """Return whether the node that answered hears a leader that did not answer it, or not yet."""
     return status.hears_leader and bool(trouble_of_leader(status))
 
@@ -118,9 +118,9 @@ def rejects_new_timers(status: pb.GetStatusResponse, members: pb.ListMembersResp
     """Return whether the leader rejects new timers, because its disk or those of others are low."""
     voters = {member.replica_id for member in members.members if member.voter}
     low = {node.replica_id for node in status.nodes if node.disk_low}
-    room = {node.replica_id for node in status.nodes if node.reachable} - low
+    with_space = {node.replica_id for node in status.nodes if node.reachable} - low
     leader_low = any(node.disk_low for node in status.nodes if node.name == status.leader)
-    return leader_low or (bool(low & voters) and 2 * len(room & voters) <= len(voters))
+    return leader_low or (bool(low & voters) and 2 * len(with_space & voters) <= len(voters))
 
 
 def why_low(node: pb.NodeStatus) -> str:
@@ -129,7 +129,7 @@ def why_low(node: pb.NodeStatus) -> str:
     return f"{more} the reserve of {node.disk_reserve_bytes >> 20} MiB"
 
 
-def too_old(status: pb.GetStatusResponse) -> dict[int, str]:
+def too_old_notes(status: pb.GetStatusResponse) -> dict[int, str]:
     """Return replica id -> note, of nodes whose program does not support the cluster's level."""
     remedy = f"does not support feature level {status.feature_level}: install a newer release"
     return {
@@ -139,7 +139,7 @@ def too_old(status: pb.GetStatusResponse) -> dict[int, str]:
     }
 
 
-def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
+def unlike_settings_notes(status: pb.GetStatusResponse) -> Iterator[str]:
     """Yield a note for each setting that differs between nodes. Old releases report none."""
     values = dict[str, dict[str, list[str]]]()
     for node in status.nodes:
@@ -151,7 +151,7 @@ def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
             yield f"{setting} must be the same on all nodes: {shown}"
 
 
-def awaited_status(
+def wait_for_status(
     client: TimerClient, wait: timedelta, is_settled: Callable[[pb.GetStatusResponse], bool]
 ) -> pb.GetStatusResponse:
     """Return the first status that is settled, or the one that is there after `wait`.
@@ -168,10 +168,10 @@ def awaited_status(
         except Unavailable:
             if time.monotonic() >= until_s:
                 raise
-        time.sleep(POLL_S)
+        time.sleep(CHECK_INTERVAL_S)
 
 
-def _serving(node: pb.NodeStatus) -> bool | None:
+def _serves(node: pb.NodeStatus) -> bool | None:
     """Return whether a leader serves. None: the node does not lead."""
     return node.serving if node.role == "leader" else None
 
@@ -193,7 +193,7 @@ def _versions(status: pb.GetStatusResponse) -> str:
         text += f", all nodes support {min(most)}"
     if len({node.version for node in nodes}) > 1:
         text += "\nversions " + ", ".join(f"{node.name} {node.version}" for node in nodes)
-    return "\n".join([text, *unlike_settings(status)])
+    return "\n".join([text, *unlike_settings_notes(status)])
 
 
 class NodeCommands(Commands):
@@ -203,7 +203,7 @@ class NodeCommands(Commands):
         self, members: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `members`."""
-        add = self.adding(members, common, default=self._list)
+        add = self.command_adder(members, common, default=self._list)
         add_watch(add("list", self._list, "show the voters and the learners"))
         add_watch(members)
         for word, text in (
@@ -242,7 +242,7 @@ class NodeCommands(Commands):
             "node",
             metavar="NODE",
             nargs="?",
-            type=cli_args.some,
+            type=cli_args.non_empty,
             help="node that becomes the leader; default: another voter",
         )
 
@@ -287,15 +287,15 @@ class NodeCommands(Commands):
         """Show the nodes, the leader and the counters; with --wait once the cluster serves."""
         with self._connect(args) as client:
             wait, args.wait = args.wait, timedelta()  # --watch: in the first frame
-            status = awaited_status(client, wait, lambda found: not trouble_of_leader(found))
-            if in_doubt(status):
-                status = awaited_status(client, SETTLE_WAIT, lambda found: not in_doubt(found))
+            status = wait_for_status(client, wait, lambda found: not trouble_of_leader(found))
+            if is_in_doubt(status):
+                status = wait_for_status(client, SETTLE_WAIT, lambda found: not is_in_doubt(found))
             trouble = trouble_of_leader(status)
             low = not trouble and any(node.disk_low for node in status.nodes)
             rejects = low and rejects_new_timers(status, client.members())
         rows = [
             (
-                *(n.name, n.address, n.role, _serving(n), n.epoch, n.log_end, n.commit_index),
+                *(n.name, n.address, n.role, _serves(n), n.epoch, n.log_end, n.commit_index),
                 *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled),
                 *(n.dropped, n.disk_free_bytes >> 20, n.version, n.feature_level or 1),
                 "; ".join(_notes(n)),
@@ -361,7 +361,7 @@ class NodeCommands(Commands):
             index = client.checkpoint().shared.index
             nodes = client.checkpoint(at_index=index).nodes if index else []
             while not (nodes and all(n.digest for n in nodes)) and time.monotonic() < until_s:
-                time.sleep(POLL_S)
+                time.sleep(CHECK_INTERVAL_S)
                 index = client.checkpoint().shared.index
                 nodes = client.checkpoint(at_index=index).nodes if index else []
         digests = {node.node: node.digest for node in nodes}
@@ -465,7 +465,7 @@ class NodeCommands(Commands):
     def _change(self, args: argparse.Namespace) -> int:
         so = "Its present replica loses its vote."
         sure = args.yes or args.change == "add"
-        if not (sure or cli_args.agreed(f"{args.change} {args.node}", so)):
+        if not (sure or cli_args.confirm(f"{args.change} {args.node}", so)):
             return FAILED
         with self._connect(args) as client:
             members = client.change_members(args.change, args.node)
@@ -474,7 +474,7 @@ class NodeCommands(Commands):
             while late := not is_done(members, args.node):
                 if time.monotonic() > until_s:
                     break
-                time.sleep(POLL_S)
+                time.sleep(CHECK_INTERVAL_S)
                 with suppress(TimerError):  # the change is done: this is no failure of the command
                     members = client.members()
             self._show(args, members, client.status())
@@ -492,7 +492,7 @@ class NodeCommands(Commands):
         status: pb.GetStatusResponse,
     ) -> None:
         headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
-        voters, old = {m.name for m in members.members if m.voter}, too_old(status)
+        voters, old = {m.name for m in members.members if m.voter}, too_old_notes(status)
         nameless = voters & {f"{m.replica_id:016x}" for m in members.members}
         rows = [
             (
@@ -525,7 +525,7 @@ def _notes_of_member(
     """Yield what to know of a member.
 
     `voters`: names of all voters. `nameless`: the names that are ids, as docs/members.md explains.
-    `old`: see `too_old`.
+    `old`: see `too_old_notes`.
     """
     if member.unsure:
         yield "unsure"
@@ -545,7 +545,7 @@ def _notes_of_member(
 def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
     """Return whether a voter answers and is close to the end of the leader's log."""
     lags = (_lag_of_member(m, members) for m in members.members if m.voter and m.name == name)
-    return any(lag is not None and lag <= CLOSE for lag in lags)
+    return any(lag is not None and lag <= CAUGHT_UP_LAG_MAX for lag in lags)
 
 
 def _is_learner(members: pb.ListMembersResponse, name: str) -> bool:

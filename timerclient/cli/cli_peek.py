@@ -17,7 +17,7 @@ from timerclient.values.errors import InvalidRequest
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.peeked_messages import PeekedMessage
 
-SHOWN: Final = 10
+MESSAGES_DEFAULT: Final = 10
 PAYLOAD_MAX: Final = 40
 """Characters of a payload in a table, except with -o wide."""
 _HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY")
@@ -33,8 +33,8 @@ def add_range(parser: argparse.ArgumentParser) -> None:
         "--limit",
         metavar="N",
         type=int,
-        default=SHOWN,
-        help=f"most messages, 1 to {PEEK_MAX}; default: {SHOWN}",
+        default=MESSAGES_DEFAULT,
+        help=f"most messages, 1 to {PEEK_MAX}; default: {MESSAGES_DEFAULT}",
     )
 
 
@@ -109,4 +109,4 @@ def payload_text(payload: bytes) -> str:
 
 def shown_payload(args: argparse.Namespace, payload: bytes) -> str:
     """Return the beginning of a payload for a table; with -o wide all of it."""
-    return cli_args.beginning(args, payload_text(payload), PAYLOAD_MAX)
+    return cli_args.shorten(args, payload_text(payload), PAYLOAD_MAX)

@@ -35,7 +35,7 @@ _SET_HELP: Final = (
     " pauses, quotas, ttl and retention also apply to existing timers and messages"
 )
 
-_TAKE_AWAY: Final = {
+_EFFECTS_TO_CONFIRM: Final = {
     "ttl_ms": "Older messages without an ack expire at once, in all groups.",
     "retention_ms": "Older messages that all groups have acked, or without a group, are deleted.",
     "catch_up": "Held timers may be dropped when their topic is resumed: all, or all but the last.",
@@ -51,21 +51,23 @@ class PolicyCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `policies`."""
-        add = self.adding(parser, common)
+        add = self.command_adder(parser, common)
         shown = add("show", self._show, "show a scope's own and effective fields")
         _add_scope(shown, required=False)
         fields = f"one of {', '.join(policy_names.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
         _add_scope(to_set, of_topic="; created if it does not exist")
         values = f"{fields}: docs/settings.md. A bare number of a duration is in milliseconds"
-        to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=values)
+        to_set.add_argument(
+            "fields", metavar="FIELD=VALUE", nargs="+", type=field_value, help=values
+        )
         to_set.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "unset fields; they follow the wider scope again")
         _add_scope(unset)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
         unset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-        unset.set_defaults(said=[])
+        unset.set_defaults(fields=[])
         self._add_of_files(add)
 
     def _add_of_files(self, add: cli_args.Add) -> None:
@@ -102,22 +104,22 @@ class PolicyCommands(Commands):
     def _alter(self, args: argparse.Namespace) -> int:
         from timerclient.rows import policy_fields
 
-        names = [name for name, _ in args.said]
+        names = [name for name, _ in args.fields]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
-        said, scope = dict(args.said), scope_of(args)
+        fields, scope = dict(args.fields), scope_of(args)
         with self._connect(args) as client:
-            for name, so in _TAKE_AWAY.items():
-                touched = name in said or name in args.unset
-                if args.yes or not touched or _is_harmless(client, scope, name, said):
+            for name, so in _EFFECTS_TO_CONFIRM.items():
+                touched = name in fields or name in args.unset
+                if args.yes or not touched or _is_harmless(client, scope, name, fields):
                     continue
                 whose = scope_text(policy_fields.scope(**scope))
-                change = f"{'set' if name in said else 'unset'} {name} of {whose}"
-                if not cli_args.agreed(change, so):
+                change = f"{'set' if name in fields else 'unset'} {name} of {whose}"
+                if not cli_args.confirm(change, so):
                     return 1
             changed = client.alter_policies(
-                cast("PolicyFields", said), unset=args.unset, cluster=args.cluster, **scope
+                cast("PolicyFields", fields), unset=args.unset, cluster=args.cluster, **scope
             )
             self._print(args, changed)
         return 0
@@ -125,7 +127,10 @@ class PolicyCommands(Commands):
     def _print(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
         from timerclient.rows import policy_fields
 
-        own, effective = policy_fields.said(answer.own), policy_fields.said(answer.effective)
+        own, effective = (
+            policy_fields.fields_of(answer.own),
+            policy_fields.fields_of(answer.effective),
+        )
         sources = dict(answer.sources)
         document = {
             "scope": scope_document(answer.scope),
@@ -150,12 +155,12 @@ class PolicyCommands(Commands):
 
 
 def _is_harmless(
-    client: TimerClient, scope: Mapping[str, str], name: str, said: Mapping[str, Any]
+    client: TimerClient, scope: Mapping[str, str], name: str, fields: Mapping[str, Any]
 ) -> bool:
-    """Return whether a change of a field of `_TAKE_AWAY` certainly ends no timer or message."""
+    """Return whether a change of a field certainly ends no timer or message."""
     if name != "paused":
-        return name in said and said[name] == {"ttl_ms": 0, "catch_up": CATCH_UP_ALL}.get(name)
-    if said.get(name):
+        return name in fields and fields[name] == {"ttl_ms": 0, "catch_up": CATCH_UP_ALL}.get(name)
+    if fields.get(name):
         return True
     try:
         found = client.describe_policies(**scope)
@@ -165,7 +170,10 @@ def _is_harmless(
         client.describe_policies(namespace=each.namespace or None, topic=each.topic or None)
         for each in found.narrower
     )
-    ways = {said.get("catch_up", found.effective.catch_up), *(each.own.catch_up for each in inside)}
+    ways = {
+        fields.get("catch_up", found.effective.catch_up),
+        *(each.own.catch_up for each in inside),
+    }
     return ways <= {CATCH_UP_ALL, ""}
 
 
@@ -204,7 +212,7 @@ def field_value(text: str) -> tuple[str, Any]:
     if not equals or name not in policy_names.FIELDS:
         wrong = f"{text!r} is not FIELD=VALUE. The scope needs --topic, --namespace or --cluster;"
         if equals:
-            near = cli_args.like(name, policy_names.FIELDS)
+            near = cli_args.similar_hint(name, policy_names.FIELDS)
             wrong = f"{name!r} is not a field{near or ';'}"
         msg = f"{wrong} fields: {', '.join(policy_names.FIELDS)}"
         raise argparse.ArgumentTypeError(msg)

@@ -61,7 +61,7 @@ class ScopeChange:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the diff."""
-        yield named(self.scope)
+        yield scope_heading(self.scope)
         for name in policy_names.FIELDS:
             old, new = self.before.get(name), self.after.get(name)
             if old == new:
@@ -72,7 +72,7 @@ class ScopeChange:
                 yield f"  + {name} = {_value(new)}"
 
 
-def named(scope: ScopeKey) -> str:
+def scope_heading(scope: ScopeKey) -> str:
     """Return a scope for people."""
     return "the cluster" if scope == CLUSTER else " ".join(scope)
 
@@ -120,12 +120,12 @@ def from_document(document: Mapping[str, Any]) -> PolicySet:
             if not isinstance(fields, dict):
                 raise UsageError(f"{kind}.{name}: must be a table of fields")
             if scope in found:
-                raise UsageError(f"{named(scope)}: is given twice")
+                raise UsageError(f"{scope_heading(scope)}: is given twice")
             try:
                 policy_fields.scope(**_arguments(scope))
-                found[scope] = policy_fields.said(policy_fields.policy(fields))
+                found[scope] = policy_fields.fields_of(policy_fields.policy_of(fields))
             except InvalidRequest as error:
-                raise UsageError(f"{named(scope)}: {error}") from None
+                raise UsageError(f"{scope_heading(scope)}: {error}") from None
     return found
 
 
@@ -154,7 +154,7 @@ def read_file(path: str) -> PolicySet:
 def read_cluster(client: TimerClient) -> PolicySet:
     """Return the policies of all scopes of a cluster that set fields."""
     whole = client.describe_policies()
-    found: PolicySet = {CLUSTER: policy_fields.said(whole.own)}
+    found: PolicySet = {CLUSTER: policy_fields.fields_of(whole.own)}
     for scope in whole.narrower:
         kind, name = ("topic", scope.topic) if scope.topic else ("namespace", scope.namespace)
         found[kind, name.removeprefix("default/") if scope.topic else name] = _own(
@@ -165,7 +165,7 @@ def read_cluster(client: TimerClient) -> PolicySet:
 
 def _own(client: TimerClient, scope: ScopeKey) -> dict[str, Any]:
     try:
-        return policy_fields.said(client.describe_policies(**_arguments(scope)).own)
+        return policy_fields.fields_of(client.describe_policies(**_arguments(scope)).own)
     except NotFound:  # deleted meanwhile
         return {}
 
@@ -211,7 +211,7 @@ class PolicyFileCommands(Commands):
             if args.output != "json" or not args.yes:
                 sys.stderr.write(f"{diff}\n")
             so = "Fields such as ttl_ms may end existing timers and messages at once."
-            if not args.yes and not cli_args.agreed(f"apply to {_scopes(changes)}", so):
+            if not args.yes and not cli_args.confirm(f"apply to {_scopes(changes)}", so):
                 return FAILED
             self._change(args, client, changes)
         self._put(args, _document(changes, len(changes)), f"changed {_scopes(changes)}")
@@ -233,9 +233,9 @@ class PolicyFileCommands(Commands):
             except TimerError as error:
                 error.done = number
                 scopes = {
-                    "changed": [named(each.scope) for each in changes[:number]],
-                    "failed": [named(change.scope)],
-                    "not tried": [named(each.scope) for each in changes[number + 1 :]],
+                    "changed": [scope_heading(each.scope) for each in changes[:number]],
+                    "failed": [scope_heading(change.scope)],
+                    "not tried": [scope_heading(each.scope) for each in changes[number + 1 :]],
                 }
                 args.of_error = {key.replace(" ", "_"): each for key, each in scopes.items()}
                 if args.output != "json":

@@ -44,7 +44,7 @@ LAG_MAX: Final = 1_000
 """Log entries that a healthy node may be behind."""
 VOTERS_MIN: Final = 3
 """With fewer voters no majority is left while one restarts."""
-POLL_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 STDERR: Final = 2
 """File of the output of an operator's command: stdout is for the result."""
 
@@ -72,7 +72,7 @@ def troubles_of(
         elif end - node.applied_index > LAG_MAX:
             behind = end - node.applied_index
             yield f"{node.name} is {behind} entries behind; limit: {LAG_MAX}"
-    yield from drained_beside(status, mine)
+    yield from drained_others(status, mine)
     nodes = {node.name: node for node in status.nodes}
     for voter in voters:
         if voter.name not in nodes:
@@ -85,7 +85,7 @@ def troubles_of(
             yield f"{voter.name} is {voter.lag_entries} entries behind; limit: {LAG_MAX}"
 
 
-def drained_beside(status: pb.GetStatusResponse, mine: str) -> Iterator[str]:
+def drained_others(status: pb.GetStatusResponse, mine: str) -> Iterator[str]:
     """Yield a reason for each drained node except `mine`."""
     for name in (node.name for node in status.nodes if node.drained and node.name != mine):
         yield (
@@ -118,11 +118,11 @@ class RestartSequence:
     client: TimerClient
     restart: Callable[[str], None]
     """Restarts a node by its name. Raises RestartError."""
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]
     """Takes a line about the progress."""
     node_timeout_s: float = 300.0
     """Limit for each wait: for health before a restart, and for the node after it."""
-    _planned: list[str] = field(default_factory=list, init=False)
+    _must_answer: list[str] = field(default_factory=list, init=False)
     """Nodes that must go on answering, also without a vote."""
     _holder: str = field(default_factory=partial(secrets.token_hex, 16), init=False)
     """Of the drains of this command."""
@@ -133,25 +133,25 @@ class RestartSequence:
         Raises:
             RestartError: a node was not healthy in time, or its command failed.
         """
-        self._planned.extend(names)
+        self._must_answer.extend(names)
         for number, name in enumerate(names):
             try:
-                self._one(name)
+                self._restart_one(name)
             except TimerError as error:
                 error.done = number
                 raise
 
-    def _one(self, name: str) -> None:
+    def _restart_one(self, name: str) -> None:
         self._wait_healthy(f"before the restart of {name}")
         try:
             self._drain(name)
-            self.tell(f"{name}: restart")
+            self.on_progress(f"{name}: restart")
             began_s = time.monotonic()
             try:
                 self.restart(name)
                 self._wait_restarted(name, began_s)
             except (KeyboardInterrupt, SystemExit):
-                self.tell(f"{name} may be down")
+                self.on_progress(f"{name} may be down")
                 raise
         except BaseException:
             with suppress(TimerError):
@@ -160,21 +160,21 @@ class RestartSequence:
         took_s = time.monotonic() - began_s
         votes = any(each.voter for each in self.client.members().members if each.name == name)
         state = "serves and has caught up" if votes else "runs again, without a vote"
-        self.tell(f"{name}: {state}, {took_s:.1f} s")
+        self.on_progress(f"{name}: {state}, {took_s:.1f} s")
 
     def _drain(self, name: str) -> None:
         """Drain a node, which gives the leadership away. Other commands see that, and stop."""
-        moved = self._gave_leadership_away(name)
+        moved = self._drain_after_election(name)
         status = self.client.status()
-        if others := [*drained_beside(status, name)]:
+        if others := [*drained_others(status, name)]:
             raise RestartError("; ".join(others))
         if moved:
-            self.tell(f"{name}: leadership transferred to {status.leader or 'another node'}")
+            self.on_progress(f"{name}: leadership transferred to {status.leader or 'another node'}")
         self._wait_healthy(f"after the drain of {name}", name)
         if not any(node.drained for node in self.client.status().nodes if node.name == name):
             raise RestartError(f"{name} is not drained any more: did another command restart it?")
 
-    def _gave_leadership_away(self, name: str) -> bool:
+    def _drain_after_election(self, name: str) -> bool:
         """Drain a node, if need be after an election is over; return whether the node led."""
         until_s = time.monotonic() + self.node_timeout_s
         while True:
@@ -185,19 +185,19 @@ class RestartSequence:
             except Unavailable:
                 if time.monotonic() > until_s:
                     raise
-            time.sleep(POLL_S)
+            time.sleep(CHECK_INTERVAL_S)
 
     def _wait_healthy(self, when: str, mine: str = "") -> None:
         until_s = time.monotonic() + self.node_timeout_s
         while troubles := self._troubles(mine):
             if time.monotonic() > until_s:
                 raise RestartError(f"{when}: {'; '.join(troubles)}")
-            time.sleep(POLL_S)
+            time.sleep(CHECK_INTERVAL_S)
 
     def _troubles(self, mine: str) -> list[str]:
         try:
             status, members = self.client.status(), self.client.members()
-            silent = (n for n in status.nodes if n.name in self._planned and not n.reachable)
+            silent = (n for n in status.nodes if n.name in self._must_answer and not n.reachable)
             return [*troubles_of(status, members, mine)] or [
                 f"{node.name} does not answer: {node.error}" for node in silent
             ]
@@ -210,7 +210,7 @@ class RestartSequence:
         while not self._is_new(name, began_s):
             if time.monotonic() > until_s:
                 raise RestartError(f"{name} has no new process: did the command restart it?")
-            time.sleep(POLL_S)
+            time.sleep(CHECK_INTERVAL_S)
         self._wait_healthy(f"after the restart of {name}")
 
     def _is_new(self, name: str, began_s: float) -> bool:
@@ -277,7 +277,7 @@ class RollingCommands(Commands):
         parser.add_argument(
             "--since",
             metavar="TIME",
-            type=cli_args.aware,
+            type=cli_args.aware_time,
             help="leave out nodes that started after TIME (ISO 8601): resume an earlier run",
         )
         parser.add_argument(
@@ -314,7 +314,7 @@ class RollingCommands(Commands):
             if args.dry_run or not names:
                 self._put(args, document, plan)
                 return 0
-            if not args.yes and not cli_args.agreed(plan, "One after the other."):
+            if not args.yes and not cli_args.confirm(plan, "One after the other."):
                 return FAILED
             rolling = RestartSequence(client, restart, output.print_progress, limit_s)
             try:

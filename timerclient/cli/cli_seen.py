@@ -37,7 +37,7 @@ class ProducerCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `producers`."""
-        add = self.adding(parser, common, self._list)
+        add = self.command_adder(parser, common, self._list)
         parser.set_defaults(limit=LIMIT)
         listing = add("list", self._list, "show the producers, last used first")
         listing.add_argument(
@@ -90,7 +90,13 @@ def _producer(text: str) -> int:
 def story_text(args: argparse.Namespace, story: TimerStory) -> str:
     """Return a story for people: a line for each event, then the timer's state."""
     lines = [
-        (output.instant(event.time_ms), event.index, event.epoch, _what(event), _details(event))
+        (
+            output.instant(event.time_ms),
+            event.index,
+            event.epoch,
+            _event_text(event),
+            _details(event),
+        )
         for event in story.events
     ]
     headings = ("TIME", "ENTRY", "EPOCH", "WHAT", "")
@@ -105,14 +111,17 @@ def story_document(story: TimerStory) -> dict[str, Any]:
     """Return a story for JSON."""
     events = [
         as_dict(event)
-        | {"what": _what(event), "other_id": ids.to_text(event.other_id) if event.other_id else ""}
+        | {
+            "what": _event_text(event),
+            "other_id": ids.to_text(event.other_id) if event.other_id else "",
+        }
         for event in story.events
     ]
     end = as_dict(story.end) | {"state": _STATES.get(story.end.state, "unknown")}
     return {"events": events, "end": end}
 
 
-def _what(event: pb.StoryEvent) -> str:
+def _event_text(event: pb.StoryEvent) -> str:
     from timerclient.proto import timer_pb2 as pb
 
     return short_name(pb.StoryEvent.What.DESCRIPTOR, event.what)
@@ -122,22 +131,22 @@ def _details(event: pb.StoryEvent) -> str:
     """Return the fields of an event, as name=value."""
     from timerclient.proto import timer_pb2 as pb
 
-    said: dict[str, Any] = {"topic": event.topic, "group": event.group}
+    details: dict[str, Any] = {"topic": event.topic, "group": event.group}
     if event.what in (
         pb.StoryEvent.WHAT_FIRED,
         pb.StoryEvent.WHAT_MOVED_FROM,
         pb.StoryEvent.WHAT_SOUGHT,
     ):
-        said["offset"] = str(event.queue_offset)
-    said["other"] = ids.to_text(event.other_id) if event.other_id else ""
-    said["producer"] = f"{event.producer:016x}/{event.sequence}" if event.producer else ""
-    said["request"] = event.request_id
+        details["offset"] = str(event.queue_offset)
+    details["other"] = ids.to_text(event.other_id) if event.other_id else ""
+    details["producer"] = f"{event.producer:016x}/{event.sequence}" if event.producer else ""
+    details["request"] = event.request_id
     for name in ("requested_ms", "until_ms"):
         value = getattr(event, name)
-        said[name.removesuffix("_ms")] = output.instant(value) if value else ""
-    said["to"], said["failed"] = event.to_topic, event.attempt
-    said["series"], said["number"] = event.series, event.number
-    return "  ".join(f"{name}={value}" for name, value in said.items() if value not in ("", 0))
+        details[name.removesuffix("_ms")] = output.instant(value) if value else ""
+    details["to"], details["failed"] = event.to_topic, event.attempt
+    details["series"], details["number"] = event.series, event.number
+    return "  ".join(f"{name}={value}" for name, value in details.items() if value not in ("", 0))
 
 
 def lateness_text(topic: pb.TopicStatus) -> str:

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
-from timerclient.cli.cli_args import Commands, UsageError, aware, duration, duration_text
+from timerclient.cli.cli_args import Commands, UsageError, aware_time, duration, duration_text
 from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.cli_peek import payload_text
 from timerclient.rows.message_json import payload_fields
@@ -48,7 +48,7 @@ class SeriesCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `recurring`."""
-        add = self.adding(parser, common, default=self._list)
+        add = self.command_adder(parser, common, default=self._list)
         parser.set_defaults(topic="")
         listing = add("list", self._list, "show the series of a topic, or of all topics")
         listing.add_argument("topic", metavar="TOPIC", nargs="?", default="")
@@ -134,8 +134,8 @@ class SeriesCommands(Commands):
         return OK
 
     def _delete(self, args: argparse.Namespace) -> int:
-        what = f"delete series {args.key} of topic {args.topic}"
-        if not args.yes and not cli_args.agreed(what, "it occurs no more."):
+        change = f"delete series {args.key} of topic {args.topic}"
+        if not args.yes and not cli_args.confirm(change, "it occurs no more."):
             return FAILED
         with self._connect(args) as client:
             client.delete_series(args.topic, args.key)
@@ -172,10 +172,10 @@ def _add_definition(command: argparse.ArgumentParser, *, new: bool) -> None:
     )
     command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
     command.add_argument(
-        "--start", type=aware, metavar="TIME", help="earliest time, ISO 8601 with an offset"
+        "--start", type=aware_time, metavar="TIME", help="earliest time, ISO 8601 with an offset"
     )
     command.add_argument(
-        "--end", type=_or_none(aware), metavar="TIME", help="latest time, likewise; or none"
+        "--end", type=_or_none(aware_time), metavar="TIME", help="latest time, likewise; or none"
     )
     command.add_argument(
         "--max-count",

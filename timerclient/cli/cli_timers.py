@@ -45,7 +45,7 @@ class TimerCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `timers`."""
-        add = self.adding(parser, common)
+        add = self.command_adder(parser, common)
         get = add("get", self._get, "show one timer")
         get.add_argument("id", metavar="ID", nargs="?")
         get.add_argument("--topic", help="topic of --key")
@@ -89,7 +89,7 @@ class TimerCommands(Commands):
     def _get(self, args: argparse.Namespace) -> int:
         _check_named(args)
         with self._connect(args) as client:
-            timer = _named(client, args)
+            timer = _named_timer(client, args)
         document = _document(timer)
         cells = dict(_cell(*item) for item in document.items())
         width = max(map(len, cells))
@@ -151,7 +151,7 @@ class TimerCommands(Commands):
     def _story(self, args: argparse.Namespace) -> int:
         _check_named(args)
         with self._connect(args) as client:
-            timer = args.id or _named(client, args)
+            timer = args.id or _named_timer(client, args)
             story = client.tell_story(timer)
         self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
         return OK
@@ -159,32 +159,32 @@ class TimerCommands(Commands):
     # ---- changes
 
     def _cancel(self, args: argparse.Namespace) -> int:
-        kind = _kind(args)
+        kind = _way_of_naming(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _may_change(args, "cancel", "The selected timers will never fire."):
+                if not _confirm_change(args, "cancel", "The selected timers will never fire."):
                     return FAILED
                 count = client.cancel_where(args.topic, **_where(args))
-                self._put(args, *_changed("cancelled", count))
+                self._put(args, *_change_output("cancelled", count))
                 return OK
             names = args.ids if kind == "ids" else args.keys
             if kind == "ids":
                 results = client.cancel_batch(args.ids)
             else:
                 results = client.cancel_keys(args.topic, args.keys)
-            rows = cancelled(client, names, results)
+            rows = cancel_rows(client, names, results)
         self._put(args, *cancel_output(args, kind[:-1], rows))
         done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
         return OK if all(result in done for result in results) else NOT_CHANGED
 
     def _reschedule(self, args: argparse.Namespace) -> int:
-        kind, when = _kind(args), cli_args.when_of(args)
+        kind, when = _way_of_naming(args), cli_args.when_of(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _may_change(args, "reschedule", "The selected timers get one due time."):
+                if not _confirm_change(args, "reschedule", "The selected timers get one due time."):
                     return FAILED
                 count = client.reschedule_where(args.topic, _where(args), **when)
-                self._put(args, *_changed("rescheduled", count))
+                self._put(args, *_change_output("rescheduled", count))
                 return OK
             if kind == "ids":
                 results, names = client.reschedule_batch(args.ids, **when), args.ids
@@ -212,7 +212,7 @@ CancelRow = tuple[str, str, str | None]
 """Id or key of a timer, the result of its cancel, and the id of the timer that fires instead."""
 
 
-def cancelled(
+def cancel_rows(
     client: TimerClient, names: Sequence[str], results: Sequence[CancelResult]
 ) -> list[CancelRow]:
     """Return a row for each result. A look-up finds the new id of a rescheduled timer.
@@ -239,7 +239,7 @@ def cancel_output(
 ) -> tuple[dict[str, Any], str]:
     """Return document and text of a cancel. `kind`: id or key."""
     document = {
-        "results": [{kind: name, "result": said, "new_id": new} for name, said, new in rows]
+        "results": [{kind: name, "result": result, "new_id": new} for name, result, new in rows]
     }
     return document, cli_args.table(args, (kind.upper(), "RESULT", "NEW ID"), rows)
 
@@ -272,14 +272,14 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
 
 
 def _instant(text: str) -> datetime | int:
-    return int(text) if text.isdecimal() else cli_args.aware(text)
+    return int(text) if text.isdecimal() else cli_args.aware_time(text)
 
 
 def _where(args: argparse.Namespace) -> Where:
     return {"due_from": args.due_from, "due_to": args.due_to, "key_prefix": args.key_prefix}
 
 
-def _named(client: TimerClient, args: argparse.Namespace) -> TimerInfo:
+def _named_timer(client: TimerClient, args: argparse.Namespace) -> TimerInfo:
     """Return the timer that the command line names by its id, or by its key and topic."""
     try:
         return client.get_timer(args.id, key=args.key, topic=args.topic)
@@ -302,7 +302,7 @@ def _check_named(args: argparse.Namespace) -> None:
         raise UsageError("give ID, or --topic and --key", args.by_key)
 
 
-def _kind(args: argparse.Namespace) -> str:
+def _way_of_naming(args: argparse.Namespace) -> str:
     """Return the way in which timers are named: ids, keys or where.
 
     Raises:
@@ -320,13 +320,13 @@ def _kind(args: argparse.Namespace) -> str:
     return "where" if given == ["all"] else given[0]
 
 
-def _may_change(args: argparse.Namespace, what: str, so: str) -> bool:
-    return bool(args.yes) or cli_args.agreed(f"{what} timers of {args.topic}", so)
+def _confirm_change(args: argparse.Namespace, change: str, effect: str) -> bool:
+    return bool(args.yes) or cli_args.confirm(f"{change} timers of {args.topic}", effect)
 
 
-def _changed(what: str, count: Changed) -> tuple[dict[str, Any], str]:
+def _change_output(verb: str, count: Changed) -> tuple[dict[str, Any], str]:
     least = "" if count.exact else "at least "
-    return {what: count, "exact": count.exact}, f"{least}{count} {what}"
+    return {verb: count, "exact": count.exact}, f"{least}{count} {verb}"
 
 
 def _document(timer: TimerInfo) -> dict[str, Any]:
@@ -353,4 +353,4 @@ def _cell(name: str, value: Any) -> tuple[str, str]:
         return name, "yes" if value else "no"
     if isinstance(value, dict):
         return name, output.pairs(value)
-    return name, "-" if value in ("", None) else output.plain(str(value))
+    return name, "-" if value in ("", None) else output.escape_controls(str(value))

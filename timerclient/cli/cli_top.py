@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
-EVERY: Final = timedelta(seconds=2)
-SHOWN: Final = 10
+INTERVAL_DEFAULT: Final = timedelta(seconds=2)
+ROWS_DEFAULT: Final = 10
 Rate = float | None
 """Per second. None: unknown."""
 _NODES: Final = (
@@ -152,9 +152,9 @@ class TopCommands(Commands):
             metavar="SECONDS",
             nargs="?",
             type=interval,
-            const=EVERY,
-            default=EVERY,
-            help=f"time between two frames; default: {duration_text(EVERY)}",
+            const=INTERVAL_DEFAULT,
+            default=INTERVAL_DEFAULT,
+            help=f"time between two frames; default: {duration_text(INTERVAL_DEFAULT)}",
         )
         parser.add_argument(
             "--frames",
@@ -166,8 +166,8 @@ class TopCommands(Commands):
             "--limit",
             metavar="N",
             type=int,
-            default=SHOWN,
-            help=f"most topics and most groups; default: {SHOWN} each",
+            default=ROWS_DEFAULT,
+            help=f"most topics and most groups; default: {ROWS_DEFAULT} each",
         )
 
     def top(self, args: argparse.Namespace) -> int:
@@ -263,7 +263,7 @@ class _Frames:
         if self._args.output == "json":
             self._put(self._args, {"error": text}, "")
         else:
-            self._screen.draw(output.plain(text))
+            self._screen.draw(output.escape_controls(text))
 
 
 def _key(heading: str) -> str:

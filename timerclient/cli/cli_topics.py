@@ -50,7 +50,7 @@ class TopicCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `topics`."""
-        add = self.adding(parser, common, default=self._list)
+        add = self.command_adder(parser, common, default=self._list)
         add_watch(add("list", self._list, "show all topics and their groups"))
         add_watch(parser)
         describe = add("describe", self._describe, "show one topic and its lateness")
@@ -117,7 +117,7 @@ class TopicCommands(Commands):
             catch_up = args.catch_up
             if catch_up is None and not args.yes:  # the policy decides whether timers are dropped
                 catch_up = client.describe_policies(topic=args.topic).effective.catch_up
-            if not (args.yes or catch_up == ALL or _may_drop(client, args.topic, catch_up)):
+            if not (args.yes or catch_up == ALL or _confirm_drop(client, args.topic, catch_up)):
                 return FAILED
             self._show_change(args, client.resume_topic(args.topic, catch_up=args.catch_up))
         return OK
@@ -125,7 +125,7 @@ class TopicCommands(Commands):
     def _show_change(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
         from timerclient.rows import policy_fields
 
-        holds = policy_fields.said(answer.effective)
+        holds = policy_fields.fields_of(answer.effective)
         document = {"topic": args.topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
         text = "paused" if holds["paused"] else f"resumed, catch-up: {holds['catch_up']}"
         self._put(args, document, f"{args.topic}: {text}")
@@ -133,28 +133,28 @@ class TopicCommands(Commands):
     def _delete(self, args: argparse.Namespace) -> int:
         topic = args.topic
         so = "Its pending timers never fire. Its messages and groups are deleted."
-        if not (args.yes or cli_args.agreed(f"delete topic {topic}", so)):
+        if not (args.yes or cli_args.confirm(f"delete topic {topic}", so)):
             return FAILED
         with self._connect(args) as client:
-            gone = client.delete_topic(topic)
+            deleted = client.delete_topic(topic)
         document: dict[str, Any] = {"deleted": topic}
         text = f"topic {topic} is deleted"
-        if gone is not None:
-            document |= as_dict(gone)
-            text += f", with {gone.pending} pending timers and {gone.messages} messages"
-            for group in gone.groups:
+        if deleted is not None:
+            document |= as_dict(deleted)
+            text += f", with {deleted.pending} pending timers and {deleted.messages} messages"
+            for group in deleted.groups:
                 text += f"\ngroup {group.name}: {group.unacked} unacked"
         self._put(args, document, text)
         return OK
 
 
-def _may_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
+def _confirm_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
     """Ask whether a topic's held timers may be dropped. Without held timers: return True."""
     held = client.describe_topic(topic).held
     so = f"Of {held} overdue timers " + (
         "only the last one fires." if catch_up == LATEST else "none fires."
     )
-    return not held or cli_args.agreed(f"resume {topic} with {catch_up}", so)
+    return not held or cli_args.confirm(f"resume {topic} with {catch_up}", so)
 
 
 class NamespaceCommands(Commands):
@@ -164,7 +164,7 @@ class NamespaceCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `namespaces`."""
-        add = self.adding(parser, common, self._list)
+        add = self.command_adder(parser, common, self._list)
         add("list", self._list, "show the namespaces that have a topic or a policy")
         one = add("describe", self._describe, "show one namespace")
         delete = add("delete", self._delete, "delete a namespace's topics and policy")
@@ -186,11 +186,11 @@ class NamespaceCommands(Commands):
         with self._connect(args) as client:
             topics = client.describe_namespace(args.namespace).topics
             so = f"Its {len(topics)} topics are deleted, with their timers, messages and groups."
-            if not (args.yes or cli_args.agreed(f"delete namespace {args.namespace}", so)):
+            if not (args.yes or cli_args.confirm(f"delete namespace {args.namespace}", so)):
                 return FAILED
-            gone = client.delete_namespace(args.namespace)
-        text = f"namespace {args.namespace} is deleted, with {len(gone)} topics"
-        self._put(args, {"deleted": args.namespace, "topics": gone}, text)
+            deleted = client.delete_namespace(args.namespace)
+        text = f"namespace {args.namespace} is deleted, with {len(deleted)} topics"
+        self._put(args, {"deleted": args.namespace, "topics": deleted}, text)
         return OK
 
     def _show(self, args: argparse.Namespace, found: list[Namespace]) -> None:
@@ -212,8 +212,8 @@ class NamespaceCommands(Commands):
 
 def _policy_text(namespace: Namespace) -> str:
     """Return the fields of a namespace's policy, with values as `policies show` prints them."""
-    said = {name: value_text(name, value) for name, value in namespace.policy.items()}
-    return output.pairs(said)
+    texts = {name: value_text(name, value) for name, value in namespace.policy.items()}
+    return output.pairs(texts)
 
 
 def _note(topic: pb.TopicStatus) -> str:

@@ -181,14 +181,14 @@ def _calls(client: TimerClient, topic: str, count: int) -> tuple[list[Span], lis
             between_ns = time.monotonic_ns()
             client.cancel(timer)
         except BaseException:
-            _cancel_left(client, topic, key)
+            _cancel_leftover(client, topic, key)
             raise
         scheduled.append(Span(began_ns, between_ns))
         cancelled.append(Span(between_ns, time.monotonic_ns()))
     return scheduled, cancelled
 
 
-def _cancel_left(client: TimerClient, topic: str, key: str) -> None:
+def _cancel_leftover(client: TimerClient, topic: str, key: str) -> None:
     """Cancel the timer that an interrupted call may have scheduled, or name it on stderr."""
     try:
         client.cancel(topic=topic, key=key)
@@ -201,9 +201,9 @@ def _cancel_left(client: TimerClient, topic: str, key: str) -> None:
 
 def _stamps_of(client: TimerClient, name: str) -> NodeStamps:
     """End the record of one node; return its stamps on this process's clock."""
-    asked_ns = time.monotonic_ns()
+    request_ns = time.monotonic_ns()
     answer = client.trace_hops(name)
-    middle_ns = (asked_ns + time.monotonic_ns()) // 2
+    middle_ns = (request_ns + time.monotonic_ns()) // 2
     ahead_ns = 0 if answer.boot_id == _own_boot_id() else answer.clock_ns - middle_ns
     return NodeStamps(name, [(_name_of(s), s.index, s.at_ns - ahead_ns) for s in answer.stamps])
 

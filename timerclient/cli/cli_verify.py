@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 ENTRY_POINTS: Final = "timerctl.stopped"
 EXITS: Final = {"ok": 0, "damaged": 1, "differ": 1, "incomplete": 3}
 """Verdict -> exit status."""
-POLL_S: Final = 0.5
+CHECK_INTERVAL_S: Final = 0.5
 """A node with damage answers for two seconds before its repair."""
 _HEADINGS: Final = ("NODE", "FILES", "BYTES", "DAMAGED", "BEGAN", "ENDED", "DIGEST", "NOTE")
 _WIDE: Final = frozenset(("ENDED",))
@@ -58,7 +58,7 @@ class VerifyCommands(Commands):
             try:
                 while follower.poll() and time.monotonic() < until_s:
                     _show_progress(follower.progress)
-                    time.sleep(POLL_S)
+                    time.sleep(CHECK_INTERVAL_S)
             finally:
                 _show_progress("")
         return self._report(args, follower.result())

@@ -17,7 +17,7 @@ from timerclient.cli.cli_errors import as_typed, print_error
 from timerclient.cli.screen import Screen, interval
 from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
 
-EVERY: Final = timedelta(seconds=2)
+INTERVAL_DEFAULT: Final = timedelta(seconds=2)
 
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +27,11 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         nargs="?",
         type=interval,
-        const=EVERY,
+        const=INTERVAL_DEFAULT,
         default=argparse.SUPPRESS,  # `topics --watch 2 list` is the option of the outer parser
-        help=f"show it again every SECONDS, by default {duration_text(EVERY)}, until Ctrl-C. A "
-        "terminal's screen is redrawn; other output is appended, with -o json one line each time. "
-        "Must follow the other arguments",
+        help=f"show it again every SECONDS, by default {duration_text(INTERVAL_DEFAULT)}, until "
+        "Ctrl-C. A terminal's screen is redrawn; other output is appended, with -o json one line "
+        "each time. Must follow the other arguments",
     )
 
 
@@ -58,7 +58,7 @@ def watch(args: argparse.Namespace, words: Sequence[str]) -> int:
     screen = Screen(f"every {duration_text(every)}: timerctl {' '.join(words)}")
     next_s = time.monotonic()
     while True:
-        text = _once(args, words)
+        text = _run_once(args, words)
         if args.output != "json":
             screen.draw(text.rstrip("\n"))
         elif text:
@@ -68,7 +68,7 @@ def watch(args: argparse.Namespace, words: Sequence[str]) -> int:
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _once(args: argparse.Namespace, words: Sequence[str]) -> str:
+def _run_once(args: argparse.Namespace, words: Sequence[str]) -> str:
     captured = _Captured()
     try:
         with redirect_stdout(captured):

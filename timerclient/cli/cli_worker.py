@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.cli_errors import OK, exit_code, print_error
 from timerclient.cli.contexts import SETTINGS, apply_context
-from timerclient.cli.worker_process import end_process, stopped_by_signals
+from timerclient.cli.worker_process import end_process, stopping_on_signals
 from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from timerclient.worker.worker import Worker
 
 LOG: Final = logging.getLogger("timerclient.worker")
-CUT_OFF: Final = 1
+EXIT_UNFINISHED: Final = 1
 """Exit code after a drain that did not wait for all handlers."""
 
 
@@ -46,7 +46,7 @@ class WorkerCommands(Commands):
         parser.description = (
             f"{parser.description} The app's URL, or ${cluster_url.VARIABLE}, names the cluster. "
             f"A URL that begins with {cluster_url.SECURE} takes the files that it does not name "
-            f"from {_listed(cluster_url.VARIABLE_OF.values())}, or the token itself from "
+            f"from {_variables_text(cluster_url.VARIABLE_OF.values())}, or the token itself from "
             f"${cluster_url.TOKEN}. The URL does not count if this command line has an option of "
             "the connection. Example: timerctl worker myapp:app --port 9100"
         )
@@ -76,7 +76,7 @@ class WorkerCommands(Commands):
         _connect(app, args)
         from timerclient.worker.worker import Worker
 
-        handlers = chosen_handlers(app, args.topics, args.groups)
+        handlers = select_handlers(app, args.topics, args.groups)
         worker = Worker(app, handlers=handlers, concurrency=args.concurrency, drain=args.drain)
         return run_worker(worker, args)
 
@@ -140,10 +140,10 @@ def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
 
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        end_process(worker, _result(loop, worker, loop.create_task(_serve(worker, args))))
+        end_process(worker, _run_until_end(loop, worker, loop.create_task(_serve(worker, args))))
 
 
-def _result(loop: "AbstractEventLoop", worker: "Worker", serving: "Task[int]") -> int:
+def _run_until_end(loop: "AbstractEventLoop", worker: "Worker", serving: "Task[int]") -> int:
     """Run the loop until the worker has ended; return the exit code.
 
     The loop also ends at SystemExit in a task that a handler has started, and then runs on. The
@@ -158,14 +158,14 @@ def _result(loop: "AbstractEventLoop", worker: "Worker", serving: "Task[int]") -
         except SystemExit as error:
             if serving.done():
                 return _code_of(error)
-            if _is_of_a_task(error):
+            if _is_of_application_task(error):
                 LOG.exception("a task that a handler started raised SystemExit; the worker runs on")
             else:
                 exited = error
                 worker.stop()
 
 
-def _is_of_a_task(error: SystemExit) -> bool:
+def _is_of_application_task(error: SystemExit) -> bool:
     """Return whether a task of the application raised it: no task of ours or gRPC, nor the loop.
 
     The loop runs a task in the frame of its outermost coroutine.
@@ -184,7 +184,7 @@ def _code_of(error: SystemExit) -> int:
     return 1
 
 
-def _listed(variables: Iterable[str]) -> str:
+def _variables_text(variables: Iterable[str]) -> str:
     *others, last = (f"${name}" for name in variables)
     return f"{', '.join(others)} and {last}"
 
@@ -192,7 +192,7 @@ def _listed(variables: Iterable[str]) -> str:
 async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
     """Run the worker; return the exit code."""
     with ExitStack() as opened:
-        opened.enter_context(stopped_by_signals(worker))
+        opened.enter_context(stopping_on_signals(worker))
         if args.port is not None:
             from timerclient.worker.worker_port import WorkerPort
 
@@ -206,7 +206,7 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
         LOG.info("worker started: %s", names)
         try:
             await worker.run()
-            code = CUT_OFF if worker.left_running else OK
+            code = EXIT_UNFINISHED if worker.left_running else OK
         except TimerError as error:
             print_error(error, sys.argv[1:], args)
             code = exit_code(error)
@@ -223,7 +223,7 @@ def _connect(app: "TimerApp", args: argparse.Namespace) -> None:
         app.connect(app.connection._replace(cluster=args.endpoints, options=options))
 
 
-def chosen_handlers(
+def select_handlers(
     app: "TimerApp", topics: Sequence[str], groups: Sequence[str]
 ) -> "list[TimerHandler[..., Any]]":
     """Return the app's handlers that have one of the topics and one of the groups. Empty: all.
@@ -264,7 +264,7 @@ def load_app(place: str) -> "TimerApp":
         raise UsageError(f"{place!r}: must be MODULE:NAME, such as myapp:app")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found: Any = _imported(module)
+    found: Any = _import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{place!r}: {module} has no {name}{_apps_of(found)}")
@@ -278,7 +278,7 @@ def load_app(place: str) -> "TimerApp":
     return found
 
 
-def _imported(module: str) -> Any:
+def _import_module(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # the application's code may raise anything

@@ -99,10 +99,11 @@ def path_of_contexts() -> Path:
     return folder / "timerctl" / "contexts.json"
 
 
-def load(*, needed: bool = True) -> Contexts:
+def load(*, is_required: bool = True) -> Contexts:
     """Return the user's contexts; none, if there is no file.
 
-    `needed`: False: none, too, if this user may not read the file, as with another user's HOME.
+    `is_required`: False: none, too, if this user may not read the file, as with another user's
+    HOME.
 
     Raises:
         UsageError: The file can't be read, or a key of it is wrong.
@@ -113,7 +114,7 @@ def load(*, needed: bool = True) -> Contexts:
     except FileNotFoundError:
         return Contexts(path)
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, PermissionError) and not needed:
+        if isinstance(error, PermissionError) and not is_required:
             return Contexts(path)
         raise UsageError(f"can't read {path}: {error}") from error
     try:
@@ -177,7 +178,7 @@ def settings_in_effect(args: argparse.Namespace) -> dict[str, SettingInEffect]:
     """
     given = args.context or os.environ.get(variable_of("context"))
     needed = bool(given) or not (args.endpoints or os.environ.get(variable_of("endpoints")))
-    contexts = Contexts(path_of_contexts()) if given == NONE else load(needed=needed)
+    contexts = Contexts(path_of_contexts()) if given == NONE else load(is_required=needed)
     name = name_in_effect(args, contexts)
     own = contexts.get(name) if name else {}
     return {each: _setting(args, each, name, own) for each in SETTINGS}

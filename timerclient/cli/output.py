@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-WHOLE: Final = frozenset(("TOPIC", "GROUP", "KEY", "NAMESPACE", "DUE", "FIRED", "NEXT"))
+UNCUT_HEADINGS: Final = frozenset(("TOPIC", "GROUP", "KEY", "NAMESPACE", "DUE", "FIRED", "NEXT"))
 """Columns with names, which other commands need, and times. They are cut after all others."""
-WHOLE_WIDTH: Final = 32
+UNCUT_WIDTH: Final = 32
 """Characters of them that are cut only if the other texts are cut already."""
 
 
@@ -36,13 +36,13 @@ def table(
     right = [_are_numbers([row[i] for row in rows]) for i in range(len(headings))]
     widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
     if width is not None:
-        for whole in (WHOLE_WIDTH, 0):  # other texts are cut first
+        for whole in (UNCUT_WIDTH, 0):  # other texts are cut first
             least = [_least(*each, whole) for each in zip(headings, widths, strict=True)]
-            widths = _fitting(widths, least, width)
+            widths = _shrink_widths(widths, least, width)
     lines = []
     for at, line in enumerate([list(headings), *texts]):
         cells = [
-            _cut(cell, size).rjust(size) if r else _cut(cell, size).ljust(size)
+            _truncate(cell, size).rjust(size) if r else _truncate(cell, size).ljust(size)
             for cell, size, r in zip(line, widths, right, strict=True)
         ]
         if colours and at:
@@ -52,7 +52,7 @@ def table(
     return "\n".join(lines)
 
 
-def narrowed(
+def headings_that_fit(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int, spare: Iterable[str]
 ) -> list[str]:
     """Return the headings without those of `spare`, in its order, that the width has no room for.
@@ -60,7 +60,9 @@ def narrowed(
     Of a text, WHOLE_WIDTH characters need room.
     """
     columns = zip(*(map(_text, row) for row in (headings, *rows)), strict=True)
-    needed = {column[0]: max(len(_cut(cell, WHOLE_WIDTH)) for cell in column) for column in columns}
+    needed = {
+        column[0]: max(len(_truncate(cell, UNCUT_WIDTH)) for cell in column) for column in columns
+    }
     for heading in spare:
         if sum(needed.values()) + 2 * (len(needed) - 1) > width:
             needed.pop(heading, None)
@@ -71,10 +73,10 @@ def _least(heading: str, size: int, whole: int) -> int:
     """Return the least width of a column. `whole`: of one of WHOLE, if its texts are that long."""
     if heading.endswith("ID"):
         return size  # a cut id would be useless
-    return max(len(heading), min(size, whole if heading in WHOLE else 0))
+    return max(len(heading), min(size, whole if heading in UNCUT_HEADINGS else 0))
 
 
-def _fitting(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
+def _shrink_widths(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
     """Return widths that fit into `total`, if the columns' least widths allow that."""
     fit = [*widths]
     over = sum(fit) + 2 * (len(fit) - 1) - total
@@ -87,7 +89,7 @@ def _fitting(widths: Sequence[int], least: Sequence[int], total: int) -> list[in
     return fit
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -97,7 +99,7 @@ def print_progress(line: str) -> None:
     sys.stderr.flush()
 
 
-def plain(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return a text with control characters escaped: one line, without terminal commands."""
     if text.isprintable():
         return text
@@ -115,7 +117,10 @@ def instant(ms: int) -> str:
 
 def pairs(mapping: Mapping[str, Any]) -> str:
     """Return a mapping as name=value, …; "-" if it is empty."""
-    return plain(", ".join(f"{name}={value}" for name, value in sorted(mapping.items()))) or "-"
+    return (
+        escape_controls(", ".join(f"{name}={value}" for name, value in sorted(mapping.items())))
+        or "-"
+    )
 
 
 def _are_numbers(cells: Sequence[Any]) -> bool:
@@ -129,4 +134,4 @@ def _are_numbers(cells: Sequence[Any]) -> bool:
 def _text(cell: Any) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return "-" if cell in ("", None) else plain(str(cell))
+    return "-" if cell in ("", None) else escape_controls(str(cell))

@@ -31,11 +31,11 @@ class PassFollower:
         """
         self._client, self._node, self._patience_s = client, node, patience_s
         self._passes = {each.node: each for each in client.begin_verification(node).nodes}
-        self._joined = {name: each.began_at_ms for name, each in self._passes.items()}
+        self._begin_ms_by_node = {name: each.began_at_ms for name, each in self._passes.items()}
         """The time at which each node's pass began that this process has begun or joined."""
-        self._read_s = time.monotonic()
+        self._last_running_s = time.monotonic()
         """When a pass was last seen to run."""
-        self._heard_s = dict.fromkeys(self._passes, self._read_s)
+        self._answered_s = dict.fromkeys(self._passes, self._last_running_s)
         self._digests = pb.GetVerificationResponse()
         """Of the last answer, or the last in which they were compared; those that differ stay."""
 
@@ -47,14 +47,14 @@ class PassFollower:
             del self._passes[name]
         for each in answer.nodes:
             mine = self._passes.setdefault(each.node, pb.NodeVerification(node=each.node))
-            self._heard_s.setdefault(each.node, now_s)
+            self._answered_s.setdefault(each.node, now_s)
             if mine.ended_at_ms:
                 if each.reachable and (each.began_at_ms == mine.began_at_ms or not each.damages):
                     mine.repair = each.repair or (RESTARTED if mine.damages else "")
                 continue
             if each.reachable:
-                self._heard_s[each.node] = now_s
-                self._passes[each.node] = self._joined_pass(each)
+                self._answered_s[each.node] = now_s
+                self._passes[each.node] = self._own_pass(each)
             elif not self._waits_for(each.node):
                 self._passes[each.node] = each
         known = self._digests.agreement
@@ -62,22 +62,22 @@ class PassFollower:
             known not in _COMPARED or answer.agreement in _COMPARED
         ):
             self._digests = answer
-        if self._open():
-            self._read_s = now_s
+        if self._running_passes():
+            self._last_running_s = now_s
             return True
         is_final = self._node or self._digests.agreement in _COMPARED
         silent = not all(each.reachable for each in answer.nodes)
-        return not (is_final or silent) and now_s - self._read_s < self._patience_s
+        return not (is_final or silent) and now_s - self._last_running_s < self._patience_s
 
-    def _joined_pass(self, last: pb.NodeVerification) -> pb.NodeVerification:
+    def _own_pass(self, last: pb.NodeVerification) -> pb.NodeVerification:
         """Return the pass of a node. If its last pass is another one, it begins or joins a pass."""
         name = last.node
-        if last.began_at_ms and last.began_at_ms == self._joined.get(name):
+        if last.began_at_ms and last.began_at_ms == self._begin_ms_by_node.get(name):
             return last
         with suppress(TimerError):
             for found in self._client.begin_verification(name).nodes:
                 if found.node == name and found.reachable:
-                    self._joined[name] = found.began_at_ms
+                    self._begin_ms_by_node[name] = found.began_at_ms
                     return found
         return pb.NodeVerification(node=name, reachable=True)
 
@@ -89,9 +89,9 @@ class PassFollower:
             return pb.GetVerificationResponse(nodes=silent)
 
     def _waits_for(self, node: str) -> bool:
-        return time.monotonic() - self._heard_s[node] < self._patience_s
+        return time.monotonic() - self._answered_s[node] < self._patience_s
 
-    def _open(self) -> list[pb.NodeVerification]:
+    def _running_passes(self) -> list[pb.NodeVerification]:
         """Return the passes that may go on."""
         passes = [each for each in self._passes.values() if not each.ended_at_ms]
         return [each for each in passes if each.reachable or self._waits_for(each.node)]
@@ -99,7 +99,7 @@ class PassFollower:
     @property
     def progress(self) -> str:
         """The shares of the bytes that are read by the passes that run; empty: none runs."""
-        return ", ".join(f"{each.node} {share_of(each)}" for each in self._open())
+        return ", ".join(f"{each.node} {share_of(each)}" for each in self._running_passes())
 
     def result(self) -> pb.GetVerificationResponse:
         """Return the passes, with the digests of the last comparison."""

@@ -34,8 +34,8 @@ from timerclient.cli.cli_args import (
     UsageError,
     add_connection,
     add_output,
-    described,
     duration,
+    help_arguments,
     tls_of,
     token_of,
 )
@@ -270,7 +270,7 @@ def own_parser() -> MainParser:
             epilog=codes,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             fill=partial(_fill, name, common),
-            **described(text),
+            **help_arguments(text),
         )
     return parser
 

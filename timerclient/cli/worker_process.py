@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from timerclient.worker.worker import Worker
 
 LOG: Final = logging.getLogger("timerclient.worker")
-STOPPING: Final = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGINT", "SIGHUP")]
+STOP_SIGNALS: Final = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGINT", "SIGHUP")]
 PROCESSES_S: Final = 1.0
 """Longest wait for processes that handlers have left; then they are killed."""
 
@@ -44,7 +44,7 @@ _masks: Final = _Masks()
 
 
 @contextmanager
-def stopped_by_signals(worker: "Worker") -> Iterator[None]:
+def stopping_on_signals(worker: "Worker") -> Iterator[None]:
     """Stop the worker at each signal to this process. After the block, a signal ends the process.
 
     In a forked child, a signal to the child ends the child. A closed terminal may send SIGHUP
@@ -58,7 +58,7 @@ def stopped_by_signals(worker: "Worker") -> Iterator[None]:
             worker.stop()
 
     loop = get_running_loop()
-    for each in STOPPING:
+    for each in STOP_SIGNALS:
         is_hang_up = each.name == "SIGHUP"
         if is_hang_up and signal.getsignal(each) != signal.SIG_DFL:
             continue
@@ -78,7 +78,7 @@ def _block_signals() -> None:
     # follows nonetheless. None: no signals were blocked.
     _masks.saved.append(None)
     _masks.saved[-1] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _restore_mask() -> None:

@@ -93,10 +93,10 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
     if isinstance(payload, EncodedValue):
         headers, payload = payload.headers(headers), payload.payload()
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
-    mode = rows.conflict_mode(on_conflict)
+    conflict_mode = rows.conflict_mode(on_conflict)
     rows.check_keyed("key", on_conflict, [key])
     if key is not None and (encoded := rows.utf8("key", key)):
-        row.key, row.on_conflict = encoded, mode
+        row.key, row.on_conflict = encoded, conflict_mode
     row.headers = rows.encode_headers(headers)
     if ordering_key is not None:
         row.ordering_key = rows.utf8("ordering_key", ordering_key)
@@ -108,19 +108,19 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
     return row
 
 
-def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tuple[bytes, list[int]]:
+def encode_timers(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tuple[bytes, list[int]]:
     """Return the request of new timers and the order of its rows, as `encode_rows`.
 
     Raises:
         InvalidRequest: There is no timer, or one exceeds a limit.
     """
     mode = rows.conflict_mode(on_conflict)
-    given = enumerate(rows.listed("timers", timers))
+    given = enumerate(rows.sequence_of("timers", timers))
     made = [_nth_row(at, each, on_conflict) for at, each in given]
     if not made:
         raise InvalidRequest.of("timers", None, "give at least one")
     body, order = encode_rows(made, mode)
-    return rows.checked(body), order
+    return rows.check_size(body), order
 
 
 def _nth_row(at: int, t: object, on_conflict: OnConflict) -> SingleRow:
@@ -138,18 +138,20 @@ def _nth_row(at: int, t: object, on_conflict: OnConflict) -> SingleRow:
         raise refused.with_field(f"timers[{at}].{refused.field}") from None
 
 
-def named_in_order(order: Sequence[int], refused: InvalidRequest) -> InvalidRequest:
+def error_in_order(order: Sequence[int], refused: InvalidRequest) -> InvalidRequest:
     """Return the cluster's error, such as of payload[1], with the place among the caller's timers.
 
-    `order`: as `encode_together` returned it.
+    `order`: as `encode_timers` returned it.
     """
     if not (row := re.fullmatch(r"(\w+)\[(\d+)\]", refused.field)):
         return refused
     return refused.with_field(f"timers[{order[int(row[2])]}].{row[1]}")
 
 
-def in_order(order: Sequence[int], keys: Sequence[str | None], outcome: RequestOutcome) -> Timers:
-    """Return the timers in the caller's order, from the order that `encode_together` returned.
+def timers_in_order(
+    order: Sequence[int], keys: Sequence[str | None], outcome: RequestOutcome
+) -> Timers:
+    """Return the timers in the caller's order, from the order that `encode_timers` returned.
 
     `keys`: in the caller's order.
     """
@@ -208,7 +210,7 @@ class AsyncTimerClient(SeriesCalls):
         self.settings = settings
         self.events = Events(on_event)
         self._dial, self._over_tcp = dial or tcp(credentials, token), dial is None
-        self._others = token is None
+        self._calls_others = token is None
         if self._over_tcp:
             check_threads()
             check_not_forked()
@@ -285,7 +287,7 @@ class AsyncTimerClient(SeriesCalls):
         else:
             await self._after_first_calls(call)
         self.producer().submit_row(row, call)
-        return await self._answered(future, call)
+        return await self._await_answer(future, call)
 
     @property
     def is_new(self) -> bool:
@@ -344,7 +346,7 @@ class AsyncTimerClient(SeriesCalls):
         call = WaitingCall(future, n, make, self.within_s(timeout))
         await self._after_first_calls(call)
         self.producer().submit(body, call)
-        return await self._answered(future, call)
+        return await self._await_answer(future, call)
 
     async def schedule_all(
         self,
@@ -364,9 +366,9 @@ class AsyncTimerClient(SeriesCalls):
             OutcomeUnknown: No answer in time; all may have been scheduled, or may still be.
             TimerError: The request was rejected; no timer was scheduled.
         """
-        given = tuple(rows.listed("timers", timers))
-        body, order = encode_together(given, on_conflict)
-        make = partial(in_order, order, [each.key for each in given])
+        given = tuple(rows.sequence_of("timers", timers))
+        body, order = encode_timers(given, on_conflict)
+        make = partial(timers_in_order, order, [each.key for each in given])
         try:
             if request_id is not None:
                 return make(await self._schedule_named(body, request_id, timeout))
@@ -374,9 +376,9 @@ class AsyncTimerClient(SeriesCalls):
             call = WaitingCall(future, len(order), make, self.within_s(timeout))
             await self._after_first_calls(call)
             self.producer().submit(body, call)
-            return await self._answered(future, call)
+            return await self._await_answer(future, call)
         except InvalidRequest as refused:
-            raise named_in_order(order, refused) from None
+            raise error_in_order(order, refused) from None
 
     async def _schedule_named(
         self,
@@ -398,7 +400,7 @@ class AsyncTimerClient(SeriesCalls):
         )
         return RequestOutcome(answer.timer_ids, answer.duplicate, answer.results, answer.other_ids)
 
-    async def _answered(self, future: asyncio.Future[T], call: WaitingCall) -> T:
+    async def _await_answer(self, future: asyncio.Future[T], call: WaitingCall) -> T:
         try:
             return await future
         except asyncio.CancelledError:
@@ -484,7 +486,7 @@ class AsyncTimerClient(SeriesCalls):
                 not applied it, or has forgotten it. 0: of the last one that each node applied.
         """
         request = pb.GetCheckpointRequest(
-            local=local, at_index=rows.whole("at_index", at_index, 0, (1 << 64) - 1)
+            local=local, at_index=rows.whole_number("at_index", at_index, 0, (1 << 64) - 1)
         )
 
         def rank(answer: pb.GetCheckpointResponse) -> int:
@@ -594,8 +596,8 @@ class AsyncTimerClient(SeriesCalls):
             NotFound: There is no such topic. If topics are created automatically, `fields` do so.
             OutcomeUnknown: No answer in time; the policy may have been changed.
         """
-        scope = policy_fields.altered(namespace, topic, cluster=cluster)
-        policy = policy_fields.policy(fields)
+        scope = policy_fields.change_scope(namespace, topic, cluster=cluster)
+        policy = policy_fields.policy_of(fields)
         names = rows.texts("unset", unset)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=names)
         answer = await self._call(
@@ -632,11 +634,11 @@ class AsyncTimerClient(SeriesCalls):
             await self.close(min(self._call_s, CLOSE_AFTER_ERROR_S))
 
     def __repr__(self) -> str:
-        return f"AsyncTimerClient({self._named()})"
+        return f"AsyncTimerClient({self._repr_text()})"
 
     # ---- for the synchronous client
 
-    def _named(self) -> str:
+    def _repr_text(self) -> str:
         return ",".join(self._addresses) + (", closed" if self._closed else "")
 
     async def close_with(
@@ -654,11 +656,11 @@ class AsyncTimerClient(SeriesCalls):
         elif self._nodes is not None:
             closing.append(self._first_calls.close(within_s))
         try:
-            told = await asyncio.gather(*closing, return_exceptions=True)
+            outcomes = await asyncio.gather(*closing, return_exceptions=True)
         finally:
             if self._nodes is not None:
                 await self._nodes.close()
-        for error in told:
+        for error in outcomes:
             if error is not None:
                 raise error
 
@@ -681,7 +683,7 @@ class AsyncTimerClient(SeriesCalls):
                 self._dial,
                 events=self.events,
                 over_tcp=self._over_tcp,
-                call_others=self._others,
+                call_others=self._calls_others,
             )
         return self._nodes
 

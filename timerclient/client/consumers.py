@@ -66,8 +66,8 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
         InvalidRequest: A number is not positive, or the window exceeds WINDOW_MAX.
     """
     if max_messages is not None:
-        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
-    return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
+        rows.whole_number("max_messages", max_messages, 1, rows.UINT64_MAX)
+    return Credit(rows.whole_number("window", window, 1, WINDOW_MAX), max_messages)
 
 
 def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
@@ -106,7 +106,7 @@ class AnyConsumer(Generic[S]):
         closed = ", closed" if self.closed else ""
         return f"{type(self).__name__}({of.topic!r}, group={of.group!r}{name}{closed})"
 
-    def _most(self, max_messages: int) -> int:
+    def _check_max_messages(self, max_messages: int) -> int:
         """Return the checked argument of `receive`.
 
         Raises:
@@ -114,10 +114,10 @@ class AnyConsumer(Generic[S]):
         """
         if self.closed:
             raise Closed("the consumer is closed")
-        return rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+        return rows.whole_number("max_messages", max_messages, 1, rows.UINT64_MAX)
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """The consumer was closed, or it ended and its error, if any, was raised."""
         ended = self._subscription
         return self.closed or (ended is not None and ended.is_settled)
@@ -130,7 +130,7 @@ def register(consumer: C, consumers: set[C]) -> None:
     """
     consumers.add(consumer)
     for each in [*consumers]:
-        if each._over:  # noqa: SLF001 -- not for the consumer's user
+        if each._is_over:  # noqa: SLF001 -- not for the consumer's user
             consumers.discard(each)
 
 
@@ -141,9 +141,9 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         super().__init__(opening, None)
         self._subscribe = subscribe
         self._call_s = call_s
-        self._given_s = 0.0
+        self._received_s = 0.0
         """When the application last received messages, on the monotonic clock."""
-        self._arrived = asyncio.Event()
+        self._arrival = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Return the consumer, once a leader has accepted it.
@@ -199,36 +199,36 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         Raises:
             Closed: It was closed before.
         """
-        most = self._most(max_messages)
+        most = self._check_max_messages(max_messages)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
         subscription = self._open()
         return await self._wait(partial(subscription.receive, most), within_s) or []
 
-    async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
-        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
+    async def _wait(self, try_receive: Callable[[], T | None], within_s: float | None) -> T | None:
+        """Return what `try_receive` returns. None: nothing came in time, or it was closed."""
         subscription = self._open()
-        if time.monotonic() - self._given_s > BLOCKED_S:
+        if time.monotonic() - self._received_s > BLOCKED_S:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
-        found = look()
+        found = try_receive()
         if within_s == 0 and subscription.settle is not None:
             # An in-memory cluster: what the look asked for comes within some turns.
             for _ in range(TURNS_IN_MEMORY):
                 if found:
                     break
                 await asyncio.sleep(0)
-                found = look()
+                found = try_receive()
         if not found:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
-                    while not (found := look()):
+                    while not (found := try_receive()):
                         if subscription.error is not None:
                             raise subscription.error
                         if subscription.has_ended:
                             break
-                        self._arrived.clear()
-                        await self._arrived.wait()
-        self._given_s = time.monotonic()
+                        self._arrival.clear()
+                        await self._arrival.wait()
+        self._received_s = time.monotonic()
         return found
 
     async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
@@ -296,5 +296,5 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         if self._subscription is None:
             if self.closed:
                 raise Closed("the consumer is closed")
-            self._subscription = self._subscribe(self._arrived.set)
+            self._subscription = self._subscribe(self._arrival.set)
         return self._subscription

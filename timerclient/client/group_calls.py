@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal, TypedDict, Unpack
 
-from timerclient.client.timer_calls import Existing, Seconds, part_of
+from timerclient.client.timer_calls import Seconds, TimerCalls, counting_done
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.pending_timers import Redriven
@@ -65,16 +65,16 @@ def encode_options(options: GroupOptions) -> pb.GroupSettings:
         elif name in _TIMES:
             setattr(settings, _TIMES[name], rows.span_ms(name, value, rows.PAUSE_MS_MAX))
         elif name in _NUMBERS:
-            setattr(settings, name, rows.whole(name, value, 0, _NUMBERS[name]))
+            setattr(settings, name, rows.whole_number(name, value, 0, _NUMBERS[name]))
         elif name in _PLAIN:
-            rows.put(settings, name, value)
+            rows.set_field(settings, name, value)
         else:
             msg = f"unexpected keyword argument {name!r}"
             raise TypeError(msg)
     return settings
 
 
-class GroupCalls(Existing):
+class GroupCalls(TimerCalls):
     """Calls about groups, for an event loop."""
 
     async def create_group(
@@ -148,7 +148,7 @@ class GroupCalls(Existing):
             topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
         )
         if offset is not None:
-            request.offset = rows.whole("offset", offset, 0, rows.UINT64_MAX)
+            request.offset = rows.whole_number("offset", offset, 0, rows.UINT64_MAX)
         elif time is not None:
             request.time_ms = rows.instant_ms("time", time)
         else:
@@ -206,7 +206,7 @@ class GroupCalls(Existing):
                 raise InvalidRequest.of("max_messages", max_messages, limit)
             return await self._redrive_letters(topic, offsets)
         if max_messages is not None:
-            rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
+            rows.whole_number("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
         topics = Counter[str]()
@@ -217,7 +217,7 @@ class GroupCalls(Existing):
         while wanted > sent:
             size = min(wanted - sent, REDRIVE_MAX)
             request = pb.RedriveRequest(topic=name, max_messages=size)
-            with part_of(sent, sent):
+            with counting_done(sent, sent):
                 answer = await self._redrive(request, doubts, repeatable=max_messages is None)
             sent += answer.redriven
             topics.update(answer.topics)
@@ -227,7 +227,7 @@ class GroupCalls(Existing):
                 doubts += [] if error.outcome_known else [None]
                 lost = max_messages is not None and not error.outcome_known
                 if lost or not error.retryable:
-                    with part_of(sent, sent):
+                    with counting_done(sent, sent):
                         raise error
             left = min(left, answer.left)  # letters that came during the call are not counted
             wanted = min(wanted, sent + left)
@@ -243,8 +243,8 @@ class GroupCalls(Existing):
         return redriven
 
     async def _redrive_letters(self, topic: str, offsets: Iterable[int]) -> Redriven:
-        wanted = rows.listed("offsets", offsets)
-        left = sorted({rows.whole("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
+        wanted = rows.sequence_of("offsets", offsets)
+        left = sorted({rows.whole_number("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
         topics = Counter[str]()
@@ -252,7 +252,7 @@ class GroupCalls(Existing):
         while left:
             some = left[:REDRIVE_MAX]
             request = pb.RedriveLettersRequest(topic=name, offsets=some)
-            with part_of(sent, sent):
+            with counting_done(sent, sent):
                 answer = await self._redrive_some(request, doubts)
             sent += answer.redriven
             topics.update(answer.topics)
@@ -260,7 +260,7 @@ class GroupCalls(Existing):
                 error = from_wire(answer.error)
                 doubts += [] if error.outcome_known else [None]
                 if not error.retryable:
-                    with part_of(sent, sent):
+                    with counting_done(sent, sent):
                         raise error
                 continue  # sends no letter twice
             homeless += answer.homeless

@@ -22,7 +22,7 @@ class PauseCalls(OneNodeCalls):
             NotFound: There is no such topic.
             OutcomeUnknown: No answer in time; the topic may be paused.
         """
-        return await self._say(topic, {"paused": True})
+        return await self._set_policy(topic, {"paused": True})
 
     async def resume_topic(
         self, topic: str, *, catch_up: CatchUp | None = None
@@ -39,13 +39,17 @@ class PauseCalls(OneNodeCalls):
             NotFound: There is no such topic.
             OutcomeUnknown: No answer in time; the topic may be resumed.
         """
-        said: dict[str, Any] = {"paused": False}
-        return await self._say(topic, said if catch_up is None else said | {"catch_up": catch_up})
+        fields: dict[str, Any] = {"paused": False}
+        return await self._set_policy(
+            topic, fields if catch_up is None else fields | {"catch_up": catch_up}
+        )
 
-    async def _say(self, topic: str, said: Mapping[str, Any]) -> pb.DescribePoliciesResponse:
+    async def _set_policy(
+        self, topic: str, fields: Mapping[str, Any]
+    ) -> pb.DescribePoliciesResponse:
         scope = pb.PolicyScope(topic=rows.name("topic", topic))
         request = pb.AlterPoliciesRequest(
-            scope=scope, set=policy_fields.policy(said), existing=True
+            scope=scope, set=policy_fields.policy_of(fields), existing=True
         )
         answer = await self._call(
             lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s), repeatable=False

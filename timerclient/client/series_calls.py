@@ -79,7 +79,7 @@ class SeriesCalls(TopicCalls):
             topic=rows.name("topic", topic),
             key="preview",
             fields=series_fields.fields_of(options),
-            preview=rows.whole("count", count, 1, 100),
+            preview=rows.whole_number("count", count, 1, 100),
         )
         answer = await self._series_call(
             lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s), timeout
@@ -198,7 +198,9 @@ class SeriesCalls(TopicCalls):
             InvalidRequest: `count` is out of range.
             NotFound: There is no such topic or series.
         """
-        answer = await self._get_series(topic, key, rows.whole("count", count, 1, 100), timeout)
+        answer = await self._get_series(
+            topic, key, rows.whole_number("count", count, 1, 100), timeout
+        )
         return [rows.moment_of(each) for each in answer.next_ms]
 
     async def list_series(

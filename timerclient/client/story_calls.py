@@ -6,7 +6,7 @@ from timerclient.client.pause_calls import PauseCalls
 from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.peeked_messages import MessagePage, Peeked, page_of, peeked
+from timerclient.rows.peeked_messages import MessagePage, Peeked, page_of, peeked_of
 from timerclient.streams.node_channel import NodeChannel
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX
 
@@ -20,7 +20,7 @@ class TimerStory(NamedTuple):
     """The timer's present state, the range of the log, and missing parts of the story."""
 
 
-class SeenCalls(PauseCalls):
+class QueryCalls(PauseCalls):
     """Queries, for an event loop."""
 
     async def tell_story(
@@ -86,13 +86,13 @@ class SeenCalls(PauseCalls):
         request = pb.PeekRequest(
             topic=rows.name("topic", topic),
             group=rows.utf8("group", group).decode(),
-            max_messages=rows.whole("max_messages", max_messages, 1, PEEK_MAX),
-            from_offset=rows.whole("from_offset", from_offset, 0, rows.UINT64_MAX),
+            max_messages=rows.whole_number("max_messages", max_messages, 1, PEEK_MAX),
+            from_offset=rows.whole_number("from_offset", from_offset, 0, rows.UINT64_MAX),
         )
         answer = await self._call(
             lambda node, left_s: node.consuming.Peek(request, timeout=left_s), timeout
         )
-        return peeked(answer)
+        return peeked_of(answer)
 
     async def read_messages(
         self,
@@ -124,13 +124,13 @@ class SeenCalls(PauseCalls):
         """
         request = pb.ReadMessagesRequest(
             topic=rows.name("topic", topic),
-            from_offset=rows.whole("from_offset", from_offset, 0, rows.UINT64_MAX),
-            max_messages=rows.whole("max_messages", max_messages, 1, READ_MAX),
+            from_offset=rows.whole_number("from_offset", from_offset, 0, rows.UINT64_MAX),
+            max_messages=rows.whole_number("max_messages", max_messages, 1, READ_MAX),
             omit_payloads=not payloads,
         )
         if end_offset is not None:
             least = max(from_offset, 1)  # on the wire, 0 is no limit
-            request.end_offset = rows.whole("end_offset", end_offset, least, rows.UINT64_MAX)
+            request.end_offset = rows.whole_number("end_offset", end_offset, least, rows.UINT64_MAX)
         answer = await self._call(
             lambda node, left_s: node.consuming.ReadMessages(request, timeout=left_s), timeout
         )
@@ -153,7 +153,7 @@ class SeenCalls(PauseCalls):
         Raises:
             UnknownProducer: There is no such producer, or it has expired.
         """
-        name = rows.whole("producer", producer, 1, rows.UINT64_MAX)
+        name = rows.whole_number("producer", producer, 1, rows.UINT64_MAX)
         answer = await self._producers(pb.ListProducersRequest(producer=name))
         return answer.producers[0]
 

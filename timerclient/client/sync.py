@@ -66,7 +66,7 @@ class ThreadClient:
         self._client = client
         self._budget = Budget(
             client.settings.submitted_bytes_max,
-            lambda used: client.events.tell(SubmitBlocked(used)),
+            lambda used: client.events.report(SubmitBlocked(used)),
         )
         self._background = Background()
         self._call = self._background.call
@@ -134,7 +134,7 @@ class ThreadClient:
         self._background.check()
         self._budget.take(size, call.within_s)
         future.set_running_or_notify_cancel()
-        future.add_done_callback(lambda _: self._budget.give(size))
+        future.add_done_callback(lambda _: self._budget.release(size))
         self._background.loop.call_soon_threadsafe(self._submit_on_loop, future, submit)
         return future
 
@@ -186,7 +186,7 @@ class ThreadClient:
         self._background.check_process()
         check_wait()
         closing = [
-            each._closing()  # noqa: SLF001 -- not for the consumer's user
+            each._begin_close()  # noqa: SLF001 -- not for the consumer's user
             for each in [*self._consumers]
             if not each.closed
         ]
@@ -212,7 +212,7 @@ class ThreadClient:
             self.close(CLOSE_AFTER_ERROR_S)
 
     def __repr__(self) -> str:
-        return f"TimerClient({self._client._named()})"  # noqa: SLF001 -- its other half
+        return f"TimerClient({self._client._repr_text()})"  # noqa: SLF001 -- its other half
 
 
 class Consumer(AnyConsumer[Subscription]):
@@ -227,11 +227,11 @@ class Consumer(AnyConsumer[Subscription]):
     ) -> None:
         self._background = background
         self._call_s = call_s
-        self._arrived = threading.Event()
+        self._arrival = threading.Event()
         super().__init__(opening, background.call(self._open(subscribe)))
 
     async def _open(self, subscribe: Subscribe) -> Subscription:
-        subscription = subscribe(self._arrived.set)
+        subscription = subscribe(self._arrival.set)
         try:
             await subscription.wait_until_open(self._call_s)
         except BaseException:
@@ -245,7 +245,9 @@ class Consumer(AnyConsumer[Subscription]):
 
     def __next__(self) -> Message:
         """Return the next message."""
-        message = self._look(self._subscription.next) or self._wait(self._subscription.next, None)
+        message = self._receive_settled(self._subscription.next) or self._wait(
+            self._subscription.next, None
+        )
         if message is None:
             raise StopIteration
         return message
@@ -264,18 +266,18 @@ class Consumer(AnyConsumer[Subscription]):
         Raises:
             Closed: It was closed before.
         """
-        most = self._most(max_messages)
+        most = self._check_max_messages(max_messages)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
         return self._wait(partial(self._subscription.receive, most), within_s) or []
 
-    def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
-        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
+    def _wait(self, try_receive: Callable[[], T | None], within_s: float | None) -> T | None:
+        """Return what `try_receive` returns. None: nothing came in time, or it was closed."""
         self._background.check_process()
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:
             # Cleared before the look: a message that arrives after the look sets it again.
-            self._arrived.clear()
-            found = self._look(look)
+            self._arrival.clear()
+            found = self._receive_settled(try_receive)
             if found:
                 return found
             if self._subscription.error is not None:
@@ -286,23 +288,23 @@ class Consumer(AnyConsumer[Subscription]):
             if left_s is not None and left_s <= 0:
                 return None
             check_wait()
-            if not self._arrived.wait(left_s):
+            if not self._arrival.wait(left_s):
                 return None
 
-    def _look(self, look: Callable[[], T | None]) -> T | None:
-        """Return the result of `look`; in an in-memory cluster, after all effects of its time.
+    def _receive_settled(self, try_receive: Callable[[], T | None]) -> T | None:
+        """Return the result of `try_receive`; in an in-memory cluster, when all is settled.
 
         There the loop's thread and the application's thread alternate, so that the result is the
         same in every run.
         """
         settle = self._subscription.settle
         if settle is None:
-            return look()
+            return try_receive()
         self._background.call(settle())
-        found = look()
+        found = try_receive()
         self._background.call(settle())
         if not found:  # the look asked for messages, and by now they have come
-            found = look()
+            found = try_receive()
             self._background.call(settle())
         return found
 
@@ -327,9 +329,9 @@ class Consumer(AnyConsumer[Subscription]):
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.check()
         check_wait()
-        self._background.call(self._closing()(within_s))
+        self._background.call(self._begin_close()(within_s))
 
-    def _closing(self) -> Callable[[float], Coroutine[Any, Any, None]]:
+    def _begin_close(self) -> Callable[[float], Coroutine[Any, Any, None]]:
         """Mark as closed; return the function that closes the subscription, on the loop."""
         self.closed = True
         return self._subscription.close

@@ -73,7 +73,7 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
     return bytes(out)
 
 
-def the_timer(timer: TimerLike | None) -> TimerLike:
+def require_timer(timer: TimerLike | None) -> TimerLike:
     """Return `timer`.
 
     Raises:
@@ -84,7 +84,7 @@ def the_timer(timer: TimerLike | None) -> TimerLike:
     return timer
 
 
-def no_timer(timer: TimerLike | None) -> None:
+def check_no_timer(timer: TimerLike | None) -> None:
     """Check that a call with a key has no `timer`.
 
     Raises:
@@ -96,12 +96,12 @@ def no_timer(timer: TimerLike | None) -> None:
         )
 
 
-def cancelling(request: pb.CancelRequest) -> Method[pb.CancelResponse]:
+def cancel_method(request: pb.CancelRequest) -> Method[pb.CancelResponse]:
     """Return the method that sends a cancel to a node."""
     return lambda node, left_s: node.timers.Cancel(request, timeout=left_s)
 
 
-def rescheduling(
+def reschedule_method(
     request: pb.RescheduleRequest,
 ) -> Method[pb.RescheduleResponse]:
     """Return the method that sends a reschedule to a node."""
@@ -115,7 +115,7 @@ def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]])
 
 
 @contextmanager
-def part_of(done: object, count: int = 0) -> Iterator[None]:
+def counting_done(done: object, count: int = 0) -> Iterator[None]:
     """Set `done` of an error in the block to `count`; if `done`, its outcome is unknown."""
     try:
         yield
@@ -127,7 +127,7 @@ def part_of(done: object, count: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def named_at(places: Sequence[int]) -> Iterator[None]:
+def naming_place(places: Sequence[int]) -> Iterator[None]:
     """Name the element at fault, as in delay_ms[3], by its place among the caller's elements.
 
     `places`: of the elements of the request, in their order.
@@ -140,7 +140,7 @@ def named_at(places: Sequence[int]) -> Iterator[None]:
         raise error.with_field(f"{row[1]}[{places[int(row[2])]}]") from None
 
 
-class Existing:
+class TimerCalls:
     """Calls about existing timers, for an event loop; a part of AsyncTimerClient."""
 
     @abstractmethod
@@ -177,12 +177,12 @@ class Existing:
                 by key, call `get_timer` first.
         """
         if key is not None:
-            no_timer(timer)
-            pending_timers.named(topic, [key])
+            check_no_timer(timer)
+            pending_timers.timer_keys(topic, [key])
             by_keys = partial(self._cancel_keys, str(topic))
             line, most = ("cancel", topic), pending_timers.CHANGES_MAX
             return await self._share(line, key, key, by_keys, most, timeout)
-        raw = raw_ids([the_timer(timer)])
+        raw = raw_ids([require_timer(timer)])
         return await self._share(("cancel",), raw, raw, self._cancel_ids, CANCEL_IDS_MAX, timeout)
 
     async def _cancel_ids(self, raw: Sequence[bytes], within_s: float) -> list[CancelResult]:
@@ -204,9 +204,9 @@ class Existing:
         results: list[CancelResult] = []
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
-            with part_of(results, len(results)):
-                answer = await self._call(cancelling(request), timeout)
-            results += pending_timers.cancelled(answer)
+            with counting_done(results, len(results)):
+                answer = await self._call(cancel_method(request), timeout)
+            results += pending_timers.cancel_outcomes(answer)
         return results
 
     async def cancel_keys(
@@ -222,11 +222,13 @@ class Existing:
         """
         listed, results = rows.texts("keys", keys), list[CancelResult]()
         for start in range(0, len(listed), pending_timers.CHANGES_MAX):
-            some = pending_timers.named(topic, listed[start : start + pending_timers.CHANGES_MAX])
+            some = pending_timers.timer_keys(
+                topic, listed[start : start + pending_timers.CHANGES_MAX]
+            )
             request = pb.CancelRequest(keys=some)
             some_at = range(start, start + pending_timers.CHANGES_MAX)
-            with part_of(results, len(results)), named_at(some_at):
-                answer = await self._call(cancelling(request), timeout, repeatable=False)
+            with counting_done(results, len(results)), naming_place(some_at):
+                answer = await self._call(cancel_method(request), timeout, repeatable=False)
             results += [CancelResult(result) for result in answer.results]
         return results
 
@@ -247,9 +249,9 @@ class Existing:
             NotFound: There is no such topic.
             OutcomeUnknown: No answer in time; some timers may be cancelled.
         """
-        request = pb.CancelRequest(filter=pending_timers.where(topic, where))
+        request = pb.CancelRequest(filter=pending_timers.filter_of(topic, where))
         return await self._page_by_page(
-            request, cancelling(request), lambda answer: answer.cancelled, timeout
+            request, cancel_method(request), lambda answer: answer.cancelled, timeout
         )
 
     async def reschedule(
@@ -277,30 +279,30 @@ class Existing:
         """
         [(way, [ms])] = pending_timers.times(when).items()
         if key is not None:
-            no_timer(timer)
-            pending_timers.named(topic, [key])
+            check_no_timer(timer)
+            pending_timers.timer_keys(topic, [key])
             move = partial(self._move, pending_timers.by_keys(topic), way)
             line, most = ("reschedule", way, topic), pending_timers.CHANGES_MAX
             one = await self._share(line, key, (key, ms), move, most, timeout)
-            return pending_timers.only(one, key=key)
-        raw = raw_ids([the_timer(timer)])
+            return pending_timers.new_timer_of(one, key=key)
+        raw = raw_ids([require_timer(timer)])
         by_ids = partial(self._move, pending_timers.by_ids, way)
         one = await self._share(
             ("reschedule", way), raw, (raw, ms), by_ids, CANCEL_IDS_MAX, timeout
         )
-        return pending_timers.only(one, timer_id=ids.to_text(raw))
+        return pending_timers.new_timer_of(one, timer_id=ids.to_text(raw))
 
     async def _move(
         self,
-        naming: Callable[[Sequence[T]], pb.RescheduleRequest],
+        make_request: Callable[[Sequence[T]], pb.RescheduleRequest],
         way: str,
         moves: Sequence[tuple[T, int]],
         within_s: float,
     ) -> list[Rescheduled | None]:
-        request = naming([target for target, _ in moves])
+        request = make_request([target for target, _ in moves])
         set_times(request, {way: [ms for _, ms in moves]})
-        answer = await self._call(rescheduling(request), within_s, repeatable=False)
-        return pending_timers.rescheduled(answer)
+        answer = await self._call(reschedule_method(request), within_s, repeatable=False)
+        return pending_timers.reschedule_outcomes(answer)
 
     async def reschedule_batch(
         self,
@@ -343,15 +345,15 @@ class Existing:
 
         Each is rescheduled once, even if `where` selects its new due time. Else as `cancel_where`.
         """
-        request = pb.RescheduleRequest(filter=pending_timers.where(topic, where))
+        request = pb.RescheduleRequest(filter=pending_timers.filter_of(topic, where))
         set_times(request, pending_timers.times(when))
         return await self._page_by_page(
-            request, rescheduling(request), lambda answer: answer.rescheduled, timeout
+            request, reschedule_method(request), lambda answer: answer.rescheduled, timeout
         )
 
     async def _reschedule(
         self,
-        naming: Callable[[Sequence[T]], pb.RescheduleRequest],
+        make_request: Callable[[Sequence[T]], pb.RescheduleRequest],
         targets: Sequence[T],
         times: Mapping[str, Sequence[int]],
         rows_max: int,
@@ -367,11 +369,11 @@ class Existing:
         left = list(range(len(targets)))
         while left:
             some, left = left[:rows_max], left[rows_max:]
-            request = naming([targets[at] for at in some])
+            request = make_request([targets[at] for at in some])
             set_times(request, {name: ms if len(ms) == 1 else [ms[at] for at in some]})
-            with part_of(done, len(done)), named_at(some):
-                answer = await self._call(rescheduling(request), timeout, repeatable=False)
-            for at, one in zip(some, pending_timers.rescheduled(answer), strict=True):
+            with counting_done(done, len(done)), naming_place(some):
+                answer = await self._call(reschedule_method(request), timeout, repeatable=False)
+            for at, one in zip(some, pending_timers.reschedule_outcomes(answer), strict=True):
                 if one is None:
                     left.append(at)
                 else:
@@ -392,7 +394,7 @@ class Existing:
         """
         count, doubts = 0, set[bytes]()
         while True:
-            with part_of(request.page_token, count):
+            with counting_done(request.page_token, count):
                 answer: Any = await self._call(
                     method, timeout, on_doubt=lambda: doubts.add(request.page_token)
                 )
@@ -417,11 +419,11 @@ class Existing:
             NotFound: The timer does not exist or is no longer known.
         """
         if key is not None:
-            no_timer(timer)
-            pending_timers.named(topic, [key])
+            check_no_timer(timer)
+            pending_timers.timer_keys(topic, [key])
             request = pb.GetTimerRequest(topic=topic or "", key=key)
         else:
-            request = pb.GetTimerRequest(timer_id=raw_ids([the_timer(timer)]))
+            request = pb.GetTimerRequest(timer_id=raw_ids([require_timer(timer)]))
         answer = await self._call(
             lambda node, left_s: node.timers.GetTimer(request, timeout=left_s), timeout
         )
@@ -462,8 +464,10 @@ class Existing:
 
         A page that is short or empty may have a next page.
         """
-        request = pb.ListTimersRequest(filter=pending_timers.where(topic, where), page_token=token)
-        request.page_size = rows.whole("page_size", page_size, 1, pending_timers.PAGE_SIZE)
+        request = pb.ListTimersRequest(
+            filter=pending_timers.filter_of(topic, where), page_token=token
+        )
+        request.page_size = rows.whole_number("page_size", page_size, 1, pending_timers.PAGE_SIZE)
         answer = await self._call(
             lambda node, left_s: node.timers.ListTimers(request, timeout=left_s), timeout
         )
@@ -480,7 +484,7 @@ class Existing:
 
         A count by `key_prefix` reads all keys in the due range. Other counts take one request.
         """
-        request, pending = pending_timers.counting(topic, where), 0
+        request, pending = pending_timers.count_request(topic, where), 0
         while True:
             answer = await self._call(
                 lambda node, left_s: node.timers.CountTimers(request, timeout=left_s), timeout

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from timerclient.client.story_calls import SeenCalls
-from timerclient.client.timer_calls import part_of
+from timerclient.client.story_calls import QueryCalls
+from timerclient.client.timer_calls import counting_done
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.values.errors import InvalidRequest, NotFound, NotReady
@@ -33,7 +33,7 @@ def namespace_of(topic: str) -> str:
     return namespace if slash else DEFAULT
 
 
-class TopicCalls(SeenCalls):
+class TopicCalls(QueryCalls):
     """Calls about topics, for an event loop."""
 
     async def delete_topic(self, topic: str) -> pb.DeleteTopicResponse | None:
@@ -64,11 +64,11 @@ class TopicCalls(SeenCalls):
         topics = defaultdict[str, list[pb.TopicStatus]](list)
         async for topic in self._all_topics():
             topics[namespace_of(topic.name)].append(topic)
-        of_cluster = await self._said_of(pb.PolicyScope())
+        of_cluster = await self._policies_of(pb.PolicyScope())
         own: dict[str, dict[str, Any]] = {}
         for scope in of_cluster.narrower:
             if scope.namespace:
-                own[scope.namespace] = policy_fields.said((await self._said_of(scope)).own)
+                own[scope.namespace] = policy_fields.fields_of((await self._policies_of(scope)).own)
         names = sorted(topics.keys() | own.keys())
         return [Namespace(name, topics[name], own.get(name, {})) for name in names]
 
@@ -80,7 +80,7 @@ class TopicCalls(SeenCalls):
         """
         scope = policy_fields.scope(namespace)
         topics = await self._topics_in(namespace)
-        own = policy_fields.said((await self._said_of(scope)).own)
+        own = policy_fields.fields_of((await self._policies_of(scope)).own)
         if not (topics or own):
             raise NotFound(f"no such namespace: {namespace!r}")
         return Namespace(namespace, topics, own)
@@ -99,29 +99,32 @@ class TopicCalls(SeenCalls):
         if namespace in ("", DEFAULT):
             raise InvalidRequest.of("namespace", namespace, "must not be the default namespace")
         found = await self.describe_namespace(namespace)
-        gone: list[str] = []
+        deleted: list[str] = []
         topics = found.topics
         for _ in range(ROUNDS_MAX):  # topics may be created in the meantime
             for topic in topics:
-                with part_of(gone, len(gone)), suppress(NotFound):  # deleted by another call
+                with (
+                    counting_done(deleted, len(deleted)),
+                    suppress(NotFound),
+                ):  # deleted by another call
                     await self.delete_topic(topic.name)
-                gone.append(topic.name)
-            with part_of(gone, len(gone)):
+                deleted.append(topic.name)
+            with counting_done(deleted, len(deleted)):
                 topics = await self._topics_in(namespace)
             if not topics:
                 break
         else:
-            with part_of(gone, len(gone)):
+            with counting_done(deleted, len(deleted)):
                 raise NotReady(f"topics of {namespace!r} are created during their deletion")
         request = pb.AlterPoliciesRequest(
             scope=pb.PolicyScope(namespace=namespace), unset=[*found.policy]
         )
         if found.policy:
-            with part_of(gone, len(gone)):
+            with counting_done(deleted, len(deleted)):
                 await self._call(
                     lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s)
                 )
-        return gone
+        return deleted
 
     async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
         found = self._all_topics("" if namespace == DEFAULT else f"{namespace}/")
@@ -140,7 +143,7 @@ class TopicCalls(SeenCalls):
                 return
             request.after = answer.next_after
 
-    async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
+    async def _policies_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
         return await self._call(
             lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)

@@ -100,7 +100,7 @@ class Tracing:
             except GeneratorExit:  # the block is in a generator that its caller has closed
                 raise
             except BaseException as error:
-                self._failed(span, error)
+                self._end_failed_span(span, error)
                 raise
 
     def _deliver(self, messages: Sequence[Message]) -> "Span":
@@ -143,30 +143,32 @@ class Tracing:
 
     def instrument(self, client: Any) -> None:
         """Trace the schedules of an AsyncTimerClient. The client calls this."""
-        client.schedule = self._awaited(client.schedule, _in_headers)
-        client.schedule_batch = self._awaited(client.schedule_batch, _in_headers)
-        client.schedule_all = self._awaited(client.schedule_all, _in_timers)
+        client.schedule = self._trace_method(client.schedule, _in_headers)
+        client.schedule_batch = self._trace_method(client.schedule_batch, _in_headers)
+        client.schedule_all = self._trace_method(client.schedule_all, _in_timers)
 
     def instrument_submissions(self, client: Any) -> None:
         """Trace `submit` and `submit_batch` of a TimerClient. The client calls this."""
-        client.submit = self._submitted(client.submit)
-        client.submit_batch = self._submitted(client.submit_batch)
+        client.submit = self._trace_submission(client.submit)
+        client.submit_batch = self._trace_submission(client.submit_batch)
 
-    def _awaited(self, method: Callable[..., Any], carry: Carry) -> Callable[..., Any]:
+    def _trace_method(self, method: Callable[..., Any], carry: Carry) -> Callable[..., Any]:
         @functools.wraps(method)
         async def call(*args: Any, **options: Any) -> Any:
-            with self._tracer.start_as_current_span(**self._sending(args, options)) as span:
+            with self._tracer.start_as_current_span(**self._span_arguments(args, options)) as span:
                 args, options = carry(args, options, self._carrier(options))
                 result = await method(*args, **options)
-                _note(span, result)
+                _set_outcome(span, result)
                 return result
 
         return call
 
-    def _submitted(self, method: "Callable[..., Future[Any]]") -> "Callable[..., Future[Any]]":
+    def _trace_submission(
+        self, method: "Callable[..., Future[Any]]"
+    ) -> "Callable[..., Future[Any]]":
         @functools.wraps(method)
         def call(*args: Any, **options: Any) -> "Future[Any]":
-            span = self._tracer.start_span(**self._sending(args, options))
+            span = self._tracer.start_span(**self._span_arguments(args, options))
             try:
                 with self._trace.use_span(span):
                     args, options = _in_headers(args, options, self._carrier(options))
@@ -174,29 +176,29 @@ class Tracing:
             except BaseException:
                 span.end()
                 raise
-            future.add_done_callback(functools.partial(self._answered, span))
+            future.add_done_callback(functools.partial(self._end_span, span))
             return future
 
         return call
 
-    def _answered(self, span: "Span", future: "Future[Any]") -> None:
+    def _end_span(self, span: "Span", future: "Future[Any]") -> None:
         """End the span of a submission."""
         if not future.cancelled():
             error = future.exception()
             if error is None:
-                _note(span, future.result())
+                _set_outcome(span, future.result())
             else:
-                self._failed(span, error)
+                self._end_failed_span(span, error)
         span.end()
 
-    def _failed(self, span: "Span", error: BaseException) -> None:
+    def _end_failed_span(self, span: "Span", error: BaseException) -> None:
         span.record_exception(error)
         span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
 
-    def _sending(self, args: Args, options: Options) -> dict[str, Any]:
+    def _span_arguments(self, args: Args, options: Options) -> dict[str, Any]:
         """Return the arguments of the span of a schedule."""
         topic = options.get("topic", args[0] if args else None)
-        attributes = _described("schedule", "send")
+        attributes = _messaging_attributes("schedule", "send")
         if not isinstance(topic, str):
             topic = ""
         else:
@@ -224,9 +226,9 @@ def _in_headers(args: Args, options: Options, carrier: Mapping[str, str]) -> tup
         return args, options
     headers = options.get("headers")
     if headers is None or isinstance(headers, Mapping):
-        headers = _with(headers, carrier)
+        headers = _headers_with(headers, carrier)
     elif isinstance(headers, Iterable) and not isinstance(headers, str | bytes):
-        headers = [_with(each, carrier) for each in headers]
+        headers = [_headers_with(each, carrier) for each in headers]
     return args, {**options, "headers": headers}
 
 
@@ -236,14 +238,16 @@ def _in_timers(args: Args, options: Options, carrier: Mapping[str, str]) -> tupl
     if not carrier or not isinstance(timers, Iterable):
         return args, options
     timers = [  # the call rejects an element of another type
-        replace(each, headers=_with(each.headers, carrier)) if isinstance(each, NewTimer) else each
+        replace(each, headers=_headers_with(each.headers, carrier))
+        if isinstance(each, NewTimer)
+        else each
         for each in timers
     ]
     others = {name: value for name, value in options.items() if name != "timers"}
     return (timers, *args[1:]), others
 
 
-def _with(headers: Any, carrier: Mapping[str, str]) -> Any:
+def _headers_with(headers: Any, carrier: Mapping[str, str]) -> Any:
     """Return the headers of a message with a context; headers that have one keep it.
 
     A value of another type stays as it is: the call rejects it.
@@ -255,7 +259,7 @@ def _with(headers: Any, carrier: Mapping[str, str]) -> Any:
     return {**headers, **carrier}
 
 
-def _described(work: str, kind: str) -> dict[str, Any]:
+def _messaging_attributes(work: str, kind: str) -> dict[str, Any]:
     """Return the attributes of a span that OpenTelemetry's conventions for messaging ask for."""
     return {
         "messaging.system": "timer-cluster",
@@ -267,7 +271,7 @@ def _described(work: str, kind: str) -> dict[str, Any]:
 def _attributes(topic: str, work: str, messages: Sequence[Message]) -> dict[str, Any]:
     """Return the attributes of a span of a consumer."""
     first = messages[0]
-    attributes = _described(work, "process" if work == "process" else "receive")
+    attributes = _messaging_attributes(work, "process" if work == "process" else "receive")
     attributes["messaging.destination.name"] = topic
     if len(messages) > 1:
         return attributes | {"messaging.batch.message_count": len(messages)}
@@ -278,7 +282,7 @@ def _attributes(topic: str, work: str, messages: Sequence[Message]) -> dict[str,
     }
 
 
-def _note(span: "Span", result: Any) -> None:
+def _set_outcome(span: "Span", result: Any) -> None:
     """Record the id of a scheduled timer, or the number of several."""
     if isinstance(result, Timer):
         span.set_attribute("messaging.message.id", result.id)

@@ -88,7 +88,7 @@ class MessagePage:
         return messages_of(self.columns)
 
 
-def peeked(answer: pb.PeekResponse) -> Peeked:
+def peeked_of(answer: pb.PeekResponse) -> Peeked:
     """Return the messages of an answer."""
     return Peeked(messages_of(answer.messages, answer.states), answer.next_offset)
 

@@ -123,24 +123,24 @@ class Redriven(Changed):
     """Letters of your choice that stay, because a consumer has them."""
 
 
-def where(topic: str, what: Where) -> pb.TimerFilter:
+def filter_of(topic: str, selection: Where) -> pb.TimerFilter:
     """Return a filter.
 
     Raises:
         InvalidRequest: An argument is of the wrong type, or out of range.
         TypeError: An argument has another name.
     """
-    unknown = what.keys() - Where.__annotations__.keys()
+    unknown = selection.keys() - Where.__annotations__.keys()
     if unknown:
         msg = f"unexpected keyword argument {min(unknown)!r}: due_from, due_to and key_prefix are"
         raise TypeError(msg)
     rows.utf8("topic", topic)
-    rows.utf8("key_prefix", what.get("key_prefix", ""))
+    rows.utf8("key_prefix", selection.get("key_prefix", ""))
     return pb.TimerFilter(
         topic=topic,
-        due_from_ms=rows.bound_ms("due_from", what.get("due_from")),
-        due_to_ms=rows.bound_ms("due_to", what.get("due_to")),
-        key_prefix=what.get("key_prefix", ""),
+        due_from_ms=rows.bound_ms("due_from", selection.get("due_from")),
+        due_to_ms=rows.bound_ms("due_to", selection.get("due_to")),
+        key_prefix=selection.get("key_prefix", ""),
     )
 
 
@@ -151,10 +151,10 @@ def by_ids(raw: Sequence[bytes]) -> pb.RescheduleRequest:
 
 def by_keys(topic: str | None) -> Callable[[Sequence[str]], pb.RescheduleRequest]:
     """Return a function that makes a reschedule of a topic's timers by keys."""
-    return lambda keys: pb.RescheduleRequest(keys=named(topic, keys))
+    return lambda keys: pb.RescheduleRequest(keys=timer_keys(topic, keys))
 
 
-def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
+def timer_keys(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     """Return timers by their keys.
 
     Raises:
@@ -169,7 +169,7 @@ def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     return pb.TimerKeys(topic=topic, key_sizes=map(len, encoded), keys=b"".join(encoded))
 
 
-def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
+def reschedule_outcomes(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
     """Return the outcome of each timer of a request. None: unchanged; send the timer again."""
     out: list[Rescheduled | None] = []
     others = successors(answer.successor_ids, len(answer.results))
@@ -188,7 +188,7 @@ def successors(raw: bytes, n: int) -> list[str | None]:
     return [ids.to_text(one) if any(one) else None for one in ids.split(raw)] or [None] * n
 
 
-def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
+def cancel_outcomes(answer: pb.CancelResponse) -> list[CancelResult]:
     """Return the outcome of each timer of a request."""
     others = successors(answer.successor_ids, len(answer.results))
     return [
@@ -197,7 +197,7 @@ def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
     ]
 
 
-def only(one: Rescheduled, *, timer_id: str = "", key: str = "") -> Timer:
+def new_timer_of(one: Rescheduled, *, timer_id: str = "", key: str = "") -> Timer:
     """Return the new timer of a call that named a timer by its id, or by its key.
 
     Raises:
@@ -243,13 +243,13 @@ def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     return TimerInfo(raw, TimerState(answer.state), replaced_by=replaced_by)
 
 
-def counting(topic: str, what: Where) -> pb.CountTimersRequest:
+def count_request(topic: str, selection: Where) -> pb.CountTimersRequest:
     """Return a request for the counts of a topic, or for the number of a filter's timers.
 
     Raises:
-        InvalidRequest: See `where`.
+        InvalidRequest: See `filter_of`.
     """
-    chosen = where(topic, what)
+    chosen = filter_of(topic, selection)
     if chosen == pb.TimerFilter(topic=topic):
         return pb.CountTimersRequest(topic=topic)
     return pb.CountTimersRequest(filter=chosen)

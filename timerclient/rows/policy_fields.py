@@ -23,7 +23,7 @@ def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicySc
     return pb.PolicyScope(namespace=namespace or "", topic=topic or "")
 
 
-def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.PolicyScope:
+def change_scope(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.PolicyScope:
     """Return the scope of a change; exactly one of the three is given.
 
     Raises:
@@ -36,14 +36,14 @@ def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.Po
     return scope(namespace, topic)
 
 
-def policy(said: Mapping[str, Any]) -> pb.Policy:
-    """Return a Policy with the fields of `said`; `delay_levels_ms` is a sequence of delays.
+def policy_of(fields: Mapping[str, Any]) -> pb.Policy:
+    """Return a Policy with `fields`; `delay_levels_ms` is a sequence of delays.
 
     Raises:
         InvalidRequest: There is no such field, or the value is of the wrong type or out of range.
     """
     out = pb.Policy()
-    for name, value in said.items():
+    for name, value in fields.items():
         if name not in FIELDS:
             raise InvalidRequest.of("policy", name, f"must be one of {', '.join(FIELDS)}")
         if isinstance(value, bool) != (name in FLAGS):
@@ -53,7 +53,7 @@ def policy(said: Mapping[str, Any]) -> pb.Policy:
         if name == LEVELS:
             out.delay_levels_ms.CopyFrom(_levels(value))
         else:
-            rows.put(out, name, value)
+            rows.set_field(out, name, value)
     return out
 
 
@@ -65,8 +65,8 @@ def _levels(value: Any) -> pb.DelayLevels:
         raise InvalidRequest.of(LEVELS, value, limit) from None
 
 
-def said(message: pb.Policy) -> dict[str, Any]:
-    """Return the fields that are set; the inverse of `policy`."""
+def fields_of(message: pb.Policy) -> dict[str, Any]:
+    """Return the fields that are set; the inverse of `policy_of`."""
     found = {field.name: value for field, value in message.ListFields()}
     if LEVELS in found:
         found[LEVELS] = [*found[LEVELS].ms]

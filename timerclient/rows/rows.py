@@ -68,7 +68,7 @@ OnConflict = Literal["reject", "replace", "keep", "update"]
 """Treatment of a new timer with the key of a pending timer; see `TimerClient.schedule`."""
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
-_NOISE: Final = 4 * sys.float_info.epsilon
+_FLOAT_ERROR: Final = 4 * sys.float_info.epsilon
 """Relative error of a float that is the result of some additions or products."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
@@ -165,7 +165,7 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     if n is None or isinstance(value, _NO_LISTS) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
     checked = name == "due_ms" and _all_in_range(value)
-    values = cast("list[int]", value) if checked else converted(value, convert)
+    values = cast("list[int]", value) if checked else convert_all(value, convert)
     if len(values) != n:
         limit = f"must have {n}, one for each; a value without a list is for all"
         raise InvalidRequest.of(name, f"a list of {len(values)}", limit)
@@ -198,7 +198,7 @@ def _plain_time(name: str, dtype: str, value: Any) -> Any:
     return Described(f"{value} of {dtype}")
 
 
-def converted(values: Iterable[Any], convert: Callable[[Any], T]) -> list[T]:
+def convert_all(values: Iterable[Any], convert: Callable[[Any], T]) -> list[T]:
     """Return `convert` of each value.
 
     Raises:
@@ -248,7 +248,7 @@ def ms_of(seconds: float) -> int:
     A float such as 0.1 + 0.2 is 300 ms: its last digits are not rounded up.
     """
     ms = max(-1.0, min(seconds, DUE_MS_MAX)) * 1000
-    return ceil(ms * (1 - _NOISE)) or floor(ms)
+    return ceil(ms * (1 - _FLOAT_ERROR)) or floor(ms)
 
 
 def lease_ms(lease: Any) -> int:
@@ -272,7 +272,7 @@ def _of_due(value: Any) -> int:
 
 
 def _of_due_ms(value: Any) -> int:
-    return whole("due_ms", value, DUE_MS_MIN, DUE_MS_MAX, DUE_LIMIT)
+    return whole_number("due_ms", value, DUE_MS_MIN, DUE_MS_MAX, DUE_LIMIT)
 
 
 def _of_datetime(field: str, value: Any) -> int:
@@ -289,10 +289,10 @@ def _of_datetime(field: str, value: Any) -> int:
 
 
 def _of_level(value: Any) -> int:
-    return whole("delay_level", value, 0, LEVEL_MAX)
+    return whole_number("delay_level", value, 0, LEVEL_MAX)
 
 
-def whole(field: str, value: Any, least: int, most: int, limit: str = "") -> int:
+def whole_number(field: str, value: Any, least: int, most: int, limit: str = "") -> int:
     """Return a whole number. `limit`: of the error, in place of "must be `least` to `most`".
 
     Raises:
@@ -323,7 +323,7 @@ def choice(field: str, value: Any, choices: Mapping[str, T]) -> T:
     return choices[value]
 
 
-def put(message: Message, field: str, value: Any) -> None:
+def set_field(message: Message, field: str, value: Any) -> None:
     """Set a field of a message of the contract.
 
     Raises:
@@ -333,14 +333,14 @@ def put(message: Message, field: str, value: Any) -> None:
         setattr(message, field, value)
     except (TypeError, ValueError):
         kind = message.DESCRIPTOR.fields_by_name[field].cpp_type
-        holds = _HOLDS.get(kind)
+        holds = _FIELD_TYPE_NAMES.get(kind)
         if holds is None:  # an integer, whose range the cluster checks
-            whole(field, value, 0, UINT63_MAX)
+            whole_number(field, value, 0, UINT63_MAX)
             holds = "a whole number"
         raise InvalidRequest.of(field, value, f"must be {holds}") from None
 
 
-_HOLDS: Final = {
+_FIELD_TYPE_NAMES: Final = {
     FieldDescriptor.CPPTYPE_BOOL: "true or false",
     FieldDescriptor.CPPTYPE_STRING: "a string",
 }
@@ -447,7 +447,7 @@ def instant_ms(field: str, value: datetime | int) -> int:
     if not isinstance(value, datetime) and not hasattr(value, "__index__"):
         raise InvalidRequest.of(field, value, "must be an aware datetime, or Unix milliseconds")
     if not isinstance(value, datetime):
-        unix_ms = whole(field, value, 0, DUE_MS_MAX)
+        unix_ms = whole_number(field, value, 0, DUE_MS_MAX)
     elif (unix_ms := _of_datetime(field, value)) < 0:
         raise InvalidRequest.of(field, value, "must be in 1970 or later")
     if unix_ms in UNIX_SECONDS:
@@ -570,8 +570,8 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     if isinstance(headers, Mapping):
         header_list = [encode_headers(headers)] * n
     else:
-        rows = [] if headers is None else listed("headers", headers)
-        header_list = converted(rows, encode_headers)
+        rows = [] if headers is None else sequence_of("headers", headers)
+        header_list = convert_all(rows, encode_headers)
     orders = [] if ordering_keys is None else _keys("ordering_keys", ordering_keys)
     levels = _priorities(priorities, n)
     columns: dict[str, Sequence[object]] = {"keys": key_list, "headers": header_list}
@@ -582,11 +582,11 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     check_keyed("keys[{}]" if key_list else "keys", on_conflict, key_list or [b""])
     _write_optional(to, key_list, header_list)
     _write_traits(to, orders, levels)
-    return checked(request.SerializeToString()), n
+    return check_size(request.SerializeToString()), n
 
 
 def _keys(name: str, keys: Iterable[str | None]) -> list[bytes]:
-    return converted(texts(name, keys), lambda key: utf8(name, "" if key is None else key))
+    return convert_all(texts(name, keys), lambda key: utf8(name, "" if key is None else key))
 
 
 def priority(value: int | None) -> int:
@@ -595,16 +595,16 @@ def priority(value: int | None) -> int:
     Raises:
         InvalidRequest: It is not in 0 .. 9.
     """
-    return PRIORITY_DEFAULT if value is None else whole("priority", value, 0, PRIORITY_MAX)
+    return PRIORITY_DEFAULT if value is None else whole_number("priority", value, 0, PRIORITY_MAX)
 
 
 def _priorities(values: Iterable[int | None] | int | None, n: int) -> list[int]:
     if isinstance(values, Iterable):
-        return converted(listed("priorities", values), priority)
+        return convert_all(sequence_of("priorities", values), priority)
     return [] if values is None else [priority(values)] * n
 
 
-def checked(body: bytes) -> bytes:
+def check_size(body: bytes) -> bytes:
     """Return `body`, checked to fit into one message.
 
     Raises:
@@ -646,13 +646,13 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
         to.payload_sizes.extend([width] * n)
         to.payloads = table.tobytes()
     else:
-        rows = listed("payloads", payloads)
+        rows = sequence_of("payloads", payloads)
         n = len(rows)
         try:
             blob = to.payloads = b"".join(rows)
             sizes = list(map(len, rows))
         except TypeError:
-            converted(rows, lambda row: payload_bytes(row, ""))
+            convert_all(rows, lambda row: payload_bytes(row, ""))
             raise
         if sum(sizes) != len(blob):  # views of wider items
             sizes = [memoryview(row).nbytes for row in rows]
@@ -681,7 +681,7 @@ def texts(name: str, values: Iterable[T]) -> Sequence[T]:
     """
     if isinstance(values, str | bytes):
         raise InvalidRequest.of(name, values[:32], "must be a sequence of strings")
-    return listed(name, values)
+    return sequence_of(name, values)
 
 
 def at_hand(values: T) -> T:
@@ -698,7 +698,7 @@ def times_at_hand(when: "WhenMany") -> "WhenMany":
     return cast("WhenMany", {name: at_hand(values) for name, values in when.items()})
 
 
-def listed(name: str, values: Any) -> Sequence[Any]:
+def sequence_of(name: str, values: Any) -> Sequence[Any]:
     """Return `values` as a sequence.
 
     Raises:

@@ -116,13 +116,15 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
         case "end":
             out.end_ms = rows.bound_ms(name, value)
         case "max_count":
-            out.max_count = 0 if value is None else rows.whole(name, value, 1, rows.UINT63_MAX)
+            out.max_count = (
+                0 if value is None else rows.whole_number(name, value, 1, rows.UINT63_MAX)
+            )
         case "misfire":
             out.misfire = rows.choice(name, value, MISFIRES)
         case "headers":
             out.headers = rows.encode_headers(value)
         case _:
-            rows.put(out, name, value)
+            rows.set_field(out, name, value)
 
 
 def as_given(error: InvalidRequest) -> InvalidRequest:

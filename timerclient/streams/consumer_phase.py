@@ -1,8 +1,8 @@
 """The life of a consumer, and its transitions.
 
-OPENING ──► OPEN ──► LEAVING ──► LEFT ──► ENDING ──► GONE ──► OVER
-   └───── closed early ─▲                                      ▲
-                                an error, from any phase ──────┘
+OPENING ──► OPEN ──► LEAVING ──► LEFT ──► ENDING ──► ENDED ──► OVER
+   └───── closed early ─▲                                       ▲
+                                an error, from any phase ───────┘
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ConsumerPhase(IntEnum):
     """No further messages come: the leader has confirmed, or there is no stream."""
     ENDING = 5
     """It sends no further requests."""
-    GONE = 6
+    ENDED = 6
     """Its last stream is over."""
     OVER = 7
     """It is closed, or an error ended it. Nothing changes any more."""
@@ -37,14 +37,14 @@ NEXT: Final[Mapping[ConsumerPhase, frozenset[ConsumerPhase]]] = MappingProxyType
         _P.OPEN: frozenset({_P.LEAVING, _P.OVER}),
         _P.LEAVING: frozenset({_P.LEFT, _P.OVER}),
         _P.LEFT: frozenset({_P.ENDING, _P.OVER}),
-        _P.ENDING: frozenset({_P.GONE, _P.OVER}),
-        _P.GONE: frozenset({_P.OVER}),
+        _P.ENDING: frozenset({_P.ENDED, _P.OVER}),
+        _P.ENDED: frozenset({_P.OVER}),
         _P.OVER: frozenset(),
     }
 )
 """The phases that may follow each phase."""
 WITHOUT_STREAM: Final[Mapping[ConsumerPhase, ConsumerPhase]] = MappingProxyType(
-    {_P.LEAVING: _P.LEFT, _P.ENDING: _P.GONE}
+    {_P.LEAVING: _P.LEFT, _P.ENDING: _P.ENDED}
 )
 """Phases that end when there is no stream, and the phases that follow."""
 

@@ -286,13 +286,13 @@ class Nodes:
         first = self._last_announced is None or self._missing_s > MISSING_S
         self._last_announced, self._missing_s = now, MISSING_S
         event = Connected if first else LeaderChanged
-        self.events.tell(event(*now, relayed=leader.relays))
+        self.events.report(event(*now, relayed=leader.relays))
 
     def _report_missing(self) -> None:
         missing_s = self._searched_s
         if missing_s >= self._missing_s:
             self._missing_s = 2 * missing_s
-            self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
+            self.events.report(LeaderMissing(missing_s, str(self.last_error)))
 
     def on_failure(self, node: NodeChannel, error: TimerError) -> None:
         """Note that `node` rejected or failed a request, and may no longer lead."""
@@ -535,8 +535,8 @@ class Nodes:
         if (why := self._probe_errors.get(status.leader_address)) is not None:
             text += f"; the leader is at {status.leader_address}: {why}"
         self.last_error = Unreachable(text)
-        heard = status.leader_address if status.hears_leader else ""
-        self._followers[node.address] = heard, status.epoch
+        leader_heard = status.leader_address if status.hears_leader else ""
+        self._followers[node.address] = leader_heard, status.epoch
         if status.leader_address and status.leader_address not in self._nodes:
             self._hint = status.leader_address  # of a node that joined later
         return -1
@@ -614,11 +614,11 @@ class Nodes:
                         if not error.outcome_known or isinstance(error, Closed):
                             in_doubt = True
                             on_doubt()
-                        again = errors.means_move(error) or errors.means_wait(error)
-                        again &= in_doubt or not isinstance(error, at_once)
-                        if again:
+                        is_retried = errors.means_move(error) or errors.means_wait(error)
+                        is_retried &= in_doubt or not isinstance(error, at_once)
+                        if is_retried:
                             self.on_failure(node, error)
-                        if not again or (in_doubt and not repeatable):
+                        if not is_retried or (in_doubt and not repeatable):
                             if in_doubt:
                                 errors.as_unknown(error)
                             raise

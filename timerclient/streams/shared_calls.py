@@ -117,14 +117,14 @@ class _Line(Generic[R, T]):
                 if not call.outcome.done():
                     call.outcome.set_exception(copy.copy(error))
         else:
-            again = []
+            unsent = []
             for call, outcome in zip(calls, outcomes, strict=True):
                 if outcome is None:
-                    again.append(call)
+                    unsent.append(call)
                 elif not call.outcome.done():
                     call.outcome.set_result(outcome)
-            _mark(again, is_sent=False)
-            self._waiting[:0] = again
+            _mark(unsent, is_sent=False)
+            self._waiting[:0] = unsent
 
 
 def _mark(calls: Sequence[_Call[R, T]], *, is_sent: bool) -> None:

@@ -429,7 +429,7 @@ class Subscription:
             if not isinstance(answer, pb.ConsumeResponse):
                 if self._phase < ConsumerPhase.ENDING:
                     raise ConnectionLost("the node ended the stream")
-                self._enter(ConsumerPhase.GONE)
+                self._enter(ConsumerPhase.ENDED)
                 await asyncio.Event().wait()  # until this is closed
                 continue
             self._last_answer_s = self._loop.time()
@@ -503,7 +503,7 @@ class Subscription:
     def _on_leases_lost(self, offsets: Sequence[int]) -> None:
         self.leases_lost += len(offsets)
         group = self._opening.group
-        self._nodes.events.tell(LeasesLost(self._opening.topic, group, tuple(offsets)))
+        self._nodes.events.report(LeasesLost(self._opening.topic, group, tuple(offsets)))
 
     async def _send(self, stream: Any) -> None:
         leaving_sent = False

@@ -66,7 +66,7 @@ def is_running(loop: asyncio.AbstractEventLoop | None) -> bool:
         return False
 
 
-def is_here() -> bool:
+def is_clients_thread() -> bool:
     """Return whether this is the thread of the clients' loop, which must not block."""
     return is_running(_loops.get(os.getpid()))
 
@@ -102,7 +102,7 @@ def check_wait() -> None:
     """
     if sys.is_finalizing():
         raise Closed("the interpreter is about to end")
-    if is_here():
+    if is_clients_thread():
         text = "a future's callback runs on the clients' own thread, which can't wait"
         raise RuntimeError(f"{text} for the cluster: use submit, or another thread")
 
@@ -116,7 +116,7 @@ def call_guarded(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
             "exception calling callback for %r", future
         )
     except BaseException:
-        if not is_here():
+        if not is_clients_thread():
             raise
         _LOG.exception("a future's callback wanted to end the clients' thread")
 
@@ -218,12 +218,12 @@ def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 class Budget:
     """A limit on the bytes of all submissions without an answer."""
 
-    def __init__(self, size: int, blocked: Callable[[int], None] = lambda _: None) -> None:
-        """`blocked` is called with the bytes in use, before a caller waits."""
+    def __init__(self, size: int, on_blocked: Callable[[int], None] = lambda _: None) -> None:
+        """`on_blocked` is called with the bytes in use, before a caller waits."""
         self._size = size
-        self._blocked = blocked
+        self._on_blocked = on_blocked
         self._used = 0
-        self._freed = threading.Condition()
+        self._free_condition = threading.Condition()
 
     def take(self, size: int, within_s: float) -> None:
         """Take `size` bytes, once they are free.
@@ -234,14 +234,14 @@ class Budget:
         Raises:
             Overloaded: The bytes were not free in time; nothing was sent.
         """
-        with self._freed:
+        with self._free_condition:
             fits, used = self._fits(size), self._used
         if not fits:
-            self._blocked(used)  # without the lock: it calls the application
-        with self._freed:
+            self._on_blocked(used)  # without the lock: it calls the application
+        with self._free_condition:
             if not self._fits(size):
-                within_s = 0.0 if is_here() else within_s
-                if not self._freed.wait_for(lambda: self._fits(size), within_s):
+                within_s = 0.0 if is_clients_thread() else within_s
+                if not self._free_condition.wait_for(lambda: self._fits(size), within_s):
                     text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
                     raise Overloaded(text)
             self._used += size
@@ -249,8 +249,8 @@ class Budget:
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release `size` bytes."""
-        with self._freed:
+        with self._free_condition:
             self._used -= size
-            self._freed.notify_all()
+            self._free_condition.notify_all()

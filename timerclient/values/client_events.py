@@ -14,7 +14,7 @@ from typing import Final
 LOG: Final = logging.getLogger("timerclient")
 MISSING_S: Final = 1.0
 """Seconds without a leader before a `LeaderMissing`. A failover takes half of that."""
-QUIET_S: Final = 60.0
+REPEAT_INTERVAL_S: Final = 60.0
 """Seconds after a warning in which the same warning is logged at level DEBUG."""
 
 
@@ -91,7 +91,7 @@ OnEvent = Callable[[Event], object]
 """Called on the thread of the client's event loop; for SubmitBlocked, on the caller's thread.
 It must not block. An error that it raises is logged."""
 
-_SELDOM: Final = (LeasesLost, SubmitBlocked)
+_RARE_EVENTS: Final = (LeasesLost, SubmitBlocked)
 
 
 class Events:
@@ -102,7 +102,7 @@ class Events:
         self._lock = threading.Lock()
         self._warned_s: dict[object, float] = {}
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Log an event, and pass it to `on_event`."""
         LOG.log(self._level(event), "%s", event)
         if self._on_event is not None:
@@ -118,7 +118,7 @@ class Events:
     def _level(self, event: Event) -> int:
         if isinstance(event, Connected | LeaderChanged):
             return logging.INFO
-        if not isinstance(event, _SELDOM):
+        if not isinstance(event, _RARE_EVENTS):
             return logging.WARNING
         same: object = type(event)
         if isinstance(event, LeasesLost):
@@ -126,7 +126,7 @@ class Events:
         now_s = time.monotonic()
         with self._lock:
             warned_s = self._warned_s.get(same)
-            if warned_s is not None and now_s - warned_s < QUIET_S:
+            if warned_s is not None and now_s - warned_s < REPEAT_INTERVAL_S:
                 return logging.DEBUG
             self._warned_s[same] = now_s
         return logging.WARNING

@@ -108,7 +108,7 @@ class EncodedValue:
             raise InvalidRequest.of(self.field, Described(type(self.value).__name__), limit)
         return payload
 
-    def decoded(self, payload: bytes) -> Any:
+    def of_payload(self, payload: bytes) -> Any:
         """Return the value that a reader of this payload of the value gets.
 
         Raises:
@@ -172,7 +172,7 @@ class PayloadReader:
         Raises:
             UndecodablePayload: The payload is not JSON.
         """
-        return _decoded(JSON, self.payload)
+        return _decode(JSON, self.payload)
 
     def decode(self, codec: Codec) -> Any:
         """Return the value of the payload.
@@ -186,7 +186,7 @@ class PayloadReader:
         if given != codec.content_type and _media_type(given) != _media_type(codec.content_type):
             text = f"content-type = {given!r}: the codec is of {codec.content_type}"
             raise UndecodablePayload(text)
-        return _decoded(codec, self.payload)
+        return _decode(codec, self.payload)
 
 
 def _media_type(content_type: str) -> str:
@@ -194,7 +194,7 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _decoded(codec: Codec, payload: bytes | None) -> Any:
+def _decode(codec: Codec, payload: bytes | None) -> Any:
     if payload is None:
         raise UndecodablePayload("only a pending timer has its payload")
     try:

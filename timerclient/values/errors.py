@@ -68,7 +68,7 @@ class Described(str):
     __repr__ = str.__str__
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return how an error shows a value."""
     if isinstance(value, datetime):
         return value.isoformat()
@@ -88,7 +88,9 @@ class InvalidRequest(TimerError, ValueError):
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> "InvalidRequest":
         """Return the error of a value that is rejected before anything is sent."""
-        error = cls(f"{field}: {limit}" if value is None else f"{field} = {_shown(value)}: {limit}")
+        error = cls(
+            f"{field}: {limit}" if value is None else f"{field} = {_value_text(value)}: {limit}"
+        )
         error.field, error.limit = field, limit
         return error
 

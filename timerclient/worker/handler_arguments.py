@@ -38,15 +38,15 @@ class ScheduleOptions(NewTimerOptions, total=False):
 
 OPTIONS: Final = (*ScheduleOptions.__annotations__,)
 """Arguments of `schedule` that are not the handler's."""
-UNFIT: Final = object()
-"""Result of `fitted` for a value that does not fit."""
+NO_FIT: Final = object()
+"""Result of `fit` for a value that does not fit."""
 _MAKES: Final = (list, tuple, set, frozenset)
 """Collections with checked items, beside dicts."""
 _JSON_VALUES: Final[tuple[Any, ...]] = ({}, [], "", 0, 0.0, True, None)
 """One value of each type that JSON has."""
 _CHECKS: Final = (type.__instancecheck__, ABCMeta.__instancecheck__)
 """Instance checks of classes without one of their own."""
-_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_BY_NAME_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class HandlerArguments:
@@ -65,7 +65,7 @@ class HandlerArguments:
         self._signature = inspect.signature(function)
         self._parameters = self._signature.parameters
         for each in self._parameters.values():
-            if each.kind not in _NAMED:
+            if each.kind not in _BY_NAME_KINDS:
                 limit = "each parameter must have a name: no *args, no **kwargs, no /"
                 raise InvalidRequest.of(f"handler {name}", str(each), limit)
             if each.name in OPTIONS:
@@ -76,7 +76,7 @@ class HandlerArguments:
         }
         self._types: dict[str, Any] | None = None
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without those that are not given.
 
         Raises:
@@ -108,8 +108,8 @@ class HandlerArguments:
         out = {}
         for name, value in arguments.items():
             wanted = self._annotations().get(name, Any)
-            out[name] = fitted(value, wanted)
-            if out[name] is UNFIT:
+            out[name] = fit(value, wanted)
+            if out[name] is NO_FIT:
                 limit = f"{self._name} takes {inspect.formatannotation(wanted)}"
                 limit += f", which {decoded_from} does not preserve" if decoded_from else ""
                 raise InvalidRequest.of(name, Described(type(value).__name__), limit)
@@ -157,17 +157,17 @@ def has_json(wanted: Any) -> bool:
     check = getattr(type(whole), "__instancecheck__", None)
     if check not in _CHECKS and not hasattr(type(whole), "__dataclass_transform__"):
         return True
-    return any(fitted(each, whole) is not UNFIT for each in _JSON_VALUES)
+    return any(fit(each, whole) is not NO_FIT for each in _JSON_VALUES)
 
 
-def fitted(value: Any, wanted: Any) -> Any:
+def fit(value: Any, wanted: Any) -> Any:
     """Return a value as an annotation has it, see the module. UNFIT: it does not fit."""
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Union or origin is types.UnionType:
-        found = [each for each in (fitted(value, one) for one in inner) if each is not UNFIT]
-        return next((each for each in found if type(each) is type(value)), [*found, UNFIT][0])
+        found = [each for each in (fit(value, one) for one in inner) if each is not NO_FIT]
+        return next((each for each in found if type(each) is type(value)), [*found, NO_FIT][0])
     if isinstance(origin, type) or wanted is tuple:
-        return _fitted_items(value, origin or tuple, inner)
+        return _fit_items(value, origin or tuple, inner)
     if origin is Literal:
         fits = any(value == each and type(value) is type(each) for each in inner)
     elif wanted is None or wanted is type(None):
@@ -180,7 +180,7 @@ def fitted(value: Any, wanted: Any) -> Any:
         fits = wanted is not int and _is_of(value, wanted)
     else:
         fits = _is_of(value, wanted) or (wanted is float and isinstance(value, int))
-    return value if fits else UNFIT
+    return value if fits else NO_FIT
 
 
 def _is_of(value: object, wanted: type) -> bool:
@@ -194,15 +194,15 @@ def _member(value: object, wanted: type[Enum]) -> Any:
     try:
         return wanted(value)
     except Exception:  # noqa: BLE001 -- an Enum may look values up by functions of its own
-        return UNFIT
+        return NO_FIT
 
 
-def _fitted_items(value: Any, origin: type, inner: tuple[Any, ...]) -> Any:
+def _fit_items(value: Any, origin: type, inner: tuple[Any, ...]) -> Any:
     """Return a collection of fitted items. It is the same one if no item changes."""
     if origin is tuple and isinstance(value, list):
         value = tuple(value)
     if not _is_of(value, origin):
-        return UNFIT
+        return NO_FIT
     make: Callable[[list[Any]], Any] = _dict_of
     if isinstance(value, dict) and len(inner) == 2:
         before = [*value, *value.values()]
@@ -214,9 +214,9 @@ def _fitted_items(value: Any, origin: type, inner: tuple[Any, ...]) -> Any:
         make = next(each for each in _MAKES if isinstance(value, each))
     else:
         return value
-    after = [fitted(*each) for each in zip(before, wanted, strict=False)]
-    if len(wanted) != len(before) or any(each is UNFIT for each in after):
-        return UNFIT
+    after = [fit(*each) for each in zip(before, wanted, strict=False)]
+    if len(wanted) != len(before) or any(each is NO_FIT for each in after):
+        return NO_FIT
     is_same = all(new is old for new, old in zip(after, before, strict=True))
     return value if is_same else make(after)
 

@@ -463,13 +463,13 @@ class HandlerRunner:
 
         A function in a thread runs on: its message is returned nonetheless.
         """
-        cut = [
+        calls = [
             each for each in self.running.items() if each[1].cancel_cause is not Outcome.INTERRUPTED
         ]
-        for task, run in cut:
+        for task, run in calls:
             run.cancel_cause = Outcome.INTERRUPTED
             task.cancel()
-        return len(cut)
+        return len(calls)
 
     async def close(self) -> None:
         """Wait for the acks and leave the group."""

@@ -37,7 +37,7 @@ class RenewedFile(Generic[T]):
         self._stamp = stamp_of(path)
         self._unfit_stamp: tuple[int, int] | None = None
         """Stamp of a file that did not fit at the last check."""
-        self._is_gone = False
+        self._is_missing = False
         """No file was found at the last check."""
         self._value = self._content()
         self._checked_s = time.monotonic()
@@ -51,10 +51,10 @@ class RenewedFile(Generic[T]):
             # These functions raise no error, such as that of a folder without access.
             if os.path.isfile(self._path) and (stamp := stamp_of(self._path)) != self._stamp:
                 self._renew(stamp)
-            is_gone = not os.path.exists(self._path)
-            if is_gone and not self._is_gone:
+            is_missing = not os.path.exists(self._path)
+            if is_missing and not self._is_missing:
                 LOG.warning("file can't be found, its last value is used: %s", self._path)
-            self._is_gone = is_gone
+            self._is_missing = is_missing
         return self._value
 
     def _renew(self, stamp: tuple[int, int]) -> None:

@@ -33,7 +33,7 @@ class Backoff:
         if not 1 <= first_ms <= most_ms:
             limit = f"must be 1 ms or more, and at most max = {self.max!r}"
             raise InvalidRequest.of("first", self.first, limit)
-        rows.whole("attempts", self.attempts, 0, rows.ATTEMPTS_MAX)
+        rows.whole_number("attempts", self.attempts, 0, rows.ATTEMPTS_MAX)
 
     def _ms(self, name: str) -> int:
         return rows.span_ms(name, getattr(self, name), rows.PAUSE_MS_MAX)

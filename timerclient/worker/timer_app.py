@@ -126,7 +126,7 @@ class HandlerOptions:
     def __post_init__(self) -> None:
         rows.name("topic", self.topic, rows.TOPIC_NAME)
         rows.name("group", self.group, rows.GROUP_NAME)
-        rows.whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        rows.whole_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class TimerHandler(Generic[P, R]):
         Raises:
             InvalidRequest: An argument is missing, unknown or of another type.
         """
-        return self._bound(self.arguments.named(args, kwargs))
+        return self._bound(self.arguments.by_name(args, kwargs))
 
     def _bound(self, arguments: Mapping[str, Any]) -> BoundHandler:
         return BoundHandler(self, self._payload(arguments))
@@ -198,12 +198,12 @@ class TimerHandler(Generic[P, R]):
                 exceeds a limit.
             TimerError: As `AsyncTimerClient.schedule`.
         """
-        options = _taken_options(args, given)
+        options = _options_from(args, given)
         return await self._bound(given).schedule(**options)
 
     def schedule_sync(self, *args: Never, **given: Any) -> Timer:
         """Schedule a timer for this handler from a thread; otherwise as `schedule`."""
-        options = _taken_options(args, given)
+        options = _options_from(args, given)
         return self._bound(given).schedule_sync(**options)
 
     def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
@@ -212,7 +212,7 @@ class TimerHandler(Generic[P, R]):
         codec = self.app.codec
         value = EncodedValue(given, codec, "arguments")
         try:
-            decoded = value.decoded(payload := value.payload())
+            decoded = value.of_payload(payload := value.payload())
         except InvalidRequest as error:
             raise self._with_argument(error, given) from error
         self.arguments.check(decoded, codec.content_type)
@@ -223,7 +223,7 @@ class TimerHandler(Generic[P, R]):
         for name, value in given.items():
             alone = EncodedValue({name: value}, self.app.codec)
             try:
-                alone.decoded(alone.payload())
+                alone.of_payload(alone.payload())
             except InvalidRequest as own:
                 return InvalidRequest.of(name, Described(type(value).__name__), own.limit)
         return error
@@ -286,7 +286,7 @@ class TimerHandler(Generic[P, R]):
         return f"TimerHandler({self.name}, {self.options.topic!r}, {self.options.group!r})"
 
 
-def _taken_options(args: tuple[Never, ...], given: dict[str, Any]) -> ScheduleOptions:
+def _options_from(args: tuple[Never, ...], given: dict[str, Any]) -> ScheduleOptions:
     """Remove the options of `schedule` from the arguments of a call, and return them.
 
     Raises:
@@ -507,12 +507,12 @@ class TimerApp:
             raise RuntimeError(msg) from None
         clients = self._clients
         if (found := clients.get(loop)) is None:
-            self._abandon_ended()
+            self._abandon_ended_clients()
             made = AsyncTimerClient(self.url() or None, **self.connection.options)
             found = clients.setdefault(loop, made)
         return found
 
-    def _abandon_ended(self) -> None:
+    def _abandon_ended_clients(self) -> None:
         """Forget the clients of event loops that have ended, and close their connections."""
         for loop, client in list(self._clients.items()):  # others may do so meanwhile
             if not loop.is_closed():

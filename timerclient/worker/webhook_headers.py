@@ -23,7 +23,7 @@ from timerclient.values.codecs import CONTENT_TYPE
 from timerclient.values.errors import InvalidRequest
 
 PREFIX: Final = "Timer-Header-"
-OMITTED: Final = "Timer-Headers-Omitted"
+OMITTED_HEADERS: Final = "Timer-Headers-Omitted"
 """Number of the message's headers that exceed HEADERS_BYTES_MAX, or whose names differ from another
 one only in case: names of HTTP have no case."""
 HEADERS_BYTES_MAX: Final = 4_096
@@ -42,7 +42,7 @@ _RESERVED: Final = frozenset({"connection", "content-length", "host", "transfer-
 _RESERVED_PREFIXES: Final = ("webhook-", "timer-")
 
 
-def encoded(text: str) -> str:
+def percent_encode(text: str) -> str:
     """Return a text as a header's value: visible ASCII; all else, and "%", percent-encoded."""
     return quote(text, safe=_VISIBLE, errors="replace")
 
@@ -51,28 +51,28 @@ def delivery_headers(message: Message) -> dict[str, str]:
     """Return the headers that describe a delivery, and the message's own."""
     headers = {
         "Content-Type": _content_type(message.headers),
-        "Timer-Topic": encoded(message.topic),
+        "Timer-Topic": percent_encode(message.topic),
         "Timer-Due": _instant(message.due_ms),
         "Timer-Fired": _instant(message.fired_at_ms),
         "Timer-Attempt": str(message.attempt),
         "Timer-Failures": str(message.failures),
     }
     if message.key is not None:
-        headers["Timer-Key"] = encoded(message.key)
-    room, omitted, names = HEADERS_BYTES_MAX, 0, set[str]()
+        headers["Timer-Key"] = percent_encode(message.key)
+    bytes_left, omitted, names = HEADERS_BYTES_MAX, 0, set[str]()
     for given, text in message.headers.items():
-        name, value = PREFIX + quote(given, safe=_TOKEN, errors="replace"), encoded(text)
+        name, value = PREFIX + quote(given, safe=_TOKEN, errors="replace"), percent_encode(text)
         size = len(f"{name}: {value}\r\n")
         if given == CONTENT_TYPE:
             continue
-        if size > room or name.lower() in names:
+        if size > bytes_left or name.lower() in names:
             omitted += 1
         else:
-            room -= size
+            bytes_left -= size
             names.add(name.lower())
             headers[name] = value
     if omitted:
-        headers[OMITTED] = str(omitted)
+        headers[OMITTED_HEADERS] = str(omitted)
     return headers
 
 

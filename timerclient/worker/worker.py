@@ -57,7 +57,7 @@ class Worker:
         if not chosen or any(each not in app.handlers for each in chosen):
             raise InvalidRequest.of("handlers", chosen, "must be handlers of the app, at least one")
         if concurrency is not None:
-            rows.whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+            rows.whole_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.app = app
         self._drain_s = rows.span_ms("drain", drain) / 1000
         self._own_threads: ThreadPoolExecutor | None = None
@@ -176,10 +176,10 @@ class Worker:
             self._own_threads.shutdown(wait=False, cancel_futures=True)
 
     def _cancel_calls(self) -> None:
-        cut = sum(each.cancel_calls() for each in self.runners)
-        if cut:
-            self.left_running += cut
-            LOG.warning("drain ended: %d handlers were cut off; their timers run again", cut)
+        count = sum(each.cancel_calls() for each in self.runners)
+        if count:
+            self.left_running += count
+            LOG.warning("drain ended: %d handlers were cut off; their timers run again", count)
 
     def _running_tasks(self) -> list[asyncio.Task[Any]]:
         return [task for each in self.runners for task in each.running]

@@ -25,7 +25,7 @@ READ_S: Final = 5.0
 """Longest time of a connection."""
 CONNECTIONS_MAX: Final = 64
 """Open connections, each with a thread. A further one ends the oldest."""
-_POLL_S: Final = 0.5
+_CHECK_INTERVAL_S: Final = 0.5
 
 
 class _Server(ThreadingHTTPServer):
@@ -125,7 +125,9 @@ class WorkerPort:
 
     def __enter__(self) -> Self:
         serve = self._server.serve_forever
-        threading.Thread(target=serve, args=[_POLL_S], name="worker-port", daemon=True).start()
+        threading.Thread(
+            target=serve, args=[_CHECK_INTERVAL_S], name="worker-port", daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -47,7 +47,7 @@ from timer.model.row_traits import none_of, split
 from timer.state.producers import name_of
 from timerspark import arrow_columns
 from timerspark.log.log_options import EVENT_COLUMNS
-from timerspark.log.log_plan import Names, Seqs, issued
+from timerspark.log.log_plan import Names, Seqs, issued_count
 
 _ARROW: Final = {
     "STRING": pa.string(),
@@ -94,7 +94,7 @@ class EventReader:
         """Count the seqs of an entry that is not wanted."""
         mark = self._seqs.at(entry.index)
         if self._seqs.are_issued_by(entry.kind):
-            self._seqs.issue(issued(entry.kind, entry.payload, mark))
+            self._seqs.issue(issued_count(entry.kind, entry.payload, mark))
 
     def read(self, entry: Entry) -> Iterator[pa.RecordBatch]:
         """Yield the rows of an entry.
@@ -122,7 +122,7 @@ class EventReader:
             column = pa.array(column.astype(kind.to_pandas_dtype()))
         if isinstance(column, pa.Array):
             return column
-        return arrow_columns.repeated(column, kind, count)
+        return arrow_columns.repeat(column, kind, count)
 
     def _rows(self, entry: Entry) -> Iterator[Rows]:
         mark = self._seqs.at(entry.index)
@@ -134,7 +134,7 @@ class EventReader:
                 yield self._schedule(schedule, payload, np.array(refused))
             case EntryKind.CANCEL:
                 targets = payloads.decode_cancel(payload)
-                yield Rows("cancel", len(targets), self._targets(targets))
+                yield Rows("cancel", len(targets), self._target_columns(targets))
             case EntryKind.RESCHEDULE:
                 yield self._reschedule(payloads.decode_reschedule(payload))
             case EntryKind.GROUP:
@@ -143,24 +143,24 @@ class EventReader:
             case EntryKind.OCCURRENCES:
                 yield self._occurrences(payload)
             case _:
-                yield self._one(entry)
+                yield self._single_row(entry)
 
     # ---- timers
 
     def _schedule(self, schedule: Schedule, payload: memoryview, refused: Any) -> Rows:
         rows, parts = schedule.rows, schedule.parts
         sizes = parts["rows"]
-        taken = np.repeat(~refused, sizes)
-        first = self._seqs.issue(int(taken.sum()))
+        accepted = np.repeat(~refused, sizes)
+        first = self._seqs.issue(int(accepted.sum()))
         seqs = np.zeros(len(rows), np.uint64)
         if first is not None:
-            seqs[taken] = np.arange(first, first + int(taken.sum()), dtype=np.uint64)
+            seqs[accepted] = np.arange(first, first + int(accepted.sum()), dtype=np.uint64)
         return Rows(
             "schedule",
             len(rows),
             {
-                **self._bodies(rows, payload),
-                **self._topic(rows["topic"]),
+                **self._body_columns(rows, payload),
+                **self._topic_columns(rows["topic"]),
                 "id": lambda: self._ids(rows["due_ms"], seqs),
                 "due": lambda: arrow_columns.stamps(rows["due_ms"]),
                 "requested": lambda: arrow_columns.stamps(rows["requested_ms"]),
@@ -173,7 +173,7 @@ class EventReader:
             },
         )
 
-    def _bodies(self, rows: Any, payload: memoryview) -> dict[str, Column]:
+    def _body_columns(self, rows: Any, payload: memoryview) -> dict[str, Column]:
         bufs = {0: payload}
 
         @cache
@@ -196,19 +196,19 @@ class EventReader:
             "priority": lambda: headers()[1].priority,
         }
 
-    def _targets(self, targets: Targets) -> dict[str, Column]:
+    def _target_columns(self, targets: Targets) -> dict[str, Column]:
         if isinstance(targets, Ids):
             return {"id": lambda: self._ids(targets.due_ms, targets.seq)}
         key = targets.key
         return {
-            **self._topic(targets.topic),
+            **self._topic_columns(targets.topic),
             "key": lambda: arrow_columns.binary(key.sizes, key.blob, pa.string(), nulls=True),
         }
 
     def _reschedule(self, order: payloads.Reschedule) -> Rows:
         count = len(order.due_ms)
-        columns = self._targets(order.targets)
-        columns["new_id"] = self._issued(count, order.due_ms)
+        columns = self._target_columns(order.targets)
+        columns["new_id"] = self._issue_ids(count, order.due_ms)
         columns["due"] = lambda: arrow_columns.stamps(order.due_ms)
         columns["requested"] = lambda: arrow_columns.stamps(order.requested_ms)
         return Rows("reschedule", count, columns)
@@ -218,7 +218,7 @@ class EventReader:
         there = planned.planned_ms != ENDED
         count = len(there)
         columns: dict[str, Column] = {
-            "id": self._issued(count, planned.due_ms),
+            "id": self._issue_ids(count, planned.due_ms),
             "series": planned.series,
             "sequence": planned.number,
             "due": lambda: _where(there, arrow_columns.stamps(planned.due_ms)),
@@ -226,7 +226,7 @@ class EventReader:
         }
         return Rows("occurrence", count, columns)
 
-    def _issued(self, count: int, due_ms: Any) -> Column:
+    def _issue_ids(self, count: int, due_ms: Any) -> Column:
         """Issue seqs, and return the ids of the timers that begin."""
         first = self._seqs.issue(count)
         if first is None:
@@ -242,7 +242,7 @@ class EventReader:
         table = np.frombuffer(raw, np.uint8).reshape(-1, timer_id.SIZE)
         return _where(seqs > 0, arrow_columns.id_texts(table))
 
-    def _topic(self, topics: Any) -> dict[str, Column]:
+    def _topic_columns(self, topics: Any) -> dict[str, Column]:
         def names() -> pa.Array:
             different, places = np.unique(topics, return_inverse=True)
             known = [self._names.topics.get(topic) for topic in different.tolist()]
@@ -269,8 +269,8 @@ class EventReader:
         if isinstance(op, Move):
             moved = memoryview(op.rows)
             rows = decode_schedule(moved).rows
-            new_id = self._issued(len(rows), rows["due_ms"])
-            more = {**self._bodies(rows, moved), "new_id": new_id, "to_topic": op.to}
+            new_id = self._issue_ids(len(rows), rows["due_ms"])
+            more = {**self._body_columns(rows, moved), "new_id": new_id, "to_topic": op.to}
             yield Rows("move", len(rows), {**columns, **more})
         elif op.op is Op.DELETE:
             yield Rows(_OF_OP[op.op], 1, {**columns, "offset": None})
@@ -281,7 +281,7 @@ class EventReader:
 
     # ---- entries of one row
 
-    def _one(self, entry: Entry) -> Rows:
+    def _single_row(self, entry: Entry) -> Rows:
         payload = entry.payload
         match entry.kind:
             case EntryKind.FIRE:

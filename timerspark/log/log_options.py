@@ -54,7 +54,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogFilter:
     """The filter of a reader's options; None in a field: no limit."""
 
     nodes: frozenset[str] | None = None
@@ -65,7 +65,7 @@ class Wanted:
     time_max_ms: int | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> "Wanted":
+    def of(cls, options: Mapping[str, str]) -> "LogFilter":
         """Return the filter of the options.
 
         Raises:
@@ -87,7 +87,7 @@ class Wanted:
                 bounds[f"{name}_ms"] = _unix_ms(name, text)
         return cls(nodes, kinds, **bounds)
 
-    def check(self, nodes: Collection[str]) -> None:
+    def check_nodes(self, nodes: Collection[str]) -> None:
         """Return if all nodes of the options exist.
 
         Raises:
@@ -96,11 +96,13 @@ class Wanted:
         if self.nodes is not None and (unknown := self.nodes - {*nodes}):
             raise ValueError(f"node = {', '.join(sorted(unknown))}: must be of {sorted(nodes)}")
 
-    def file(self, node: str, part: Segment) -> bool:
+    def accepts_file(self, node: str, part: Segment) -> bool:
         """Whether a segment may hold an entry that the filter accepts."""
-        return (self.nodes is None or node in self.nodes) and self.span(part.first, part.end)
+        return (self.nodes is None or node in self.nodes) and self.accepts_span(
+            part.first, part.end
+        )
 
-    def span(self, first: int, end: int | None) -> bool:
+    def accepts_span(self, first: int, end: int | None) -> bool:
         """Whether entries from `first` on, and before `end`, may have an index in the filter.
 
         None: the end is not known.
@@ -109,7 +111,7 @@ class Wanted:
             self.index_max is None or first <= self.index_max
         )
 
-    def times(self, first: UnixMs, last: UnixMs | None) -> bool:
+    def accepts_times(self, first: UnixMs, last: UnixMs | None) -> bool:
         """Whether entries from one time to another may have a time in the filter.
 
         None: the last time is not known.
@@ -118,12 +120,12 @@ class Wanted:
             self.time_max_ms is None or first <= self.time_max_ms
         )
 
-    def entry(self, item: Entry) -> bool:
+    def accepts_entry(self, item: Entry) -> bool:
         """Whether the filter accepts an entry, whose node it has accepted."""
         return (
             (self.kinds is None or item.kind.name in self.kinds)
-            and self.span(item.index, item.index + 1)
-            and self.times(item.time_ms, item.time_ms)
+            and self.accepts_span(item.index, item.index + 1)
+            and self.accepts_times(item.time_ms, item.time_ms)
         )
 
 

@@ -34,7 +34,7 @@ from timer.model.timer_id import salt_of
 from timer.model.units import LogIndex, Seq, UnixMs
 from timer.recovery import manifest
 from timer.state.firing_trace import SeqMark
-from timerspark.log.log_options import Wanted
+from timerspark.log.log_options import LogFilter
 from timerspark.log.node_folders import NodeFolders
 from timerspark.log.segment_files import Segment
 
@@ -85,7 +85,7 @@ class PlannedSegment(InputPartition):
 
     part: Segment
     """Of a store: with a path in its folder."""
-    until: int | None
+    end_index: int | None
     """The index before which a later life of the log continues. None: no later one does."""
     next_seq: int | None
     marks: tuple[SeqMark, ...]
@@ -121,7 +121,7 @@ class Naming:
             for group in topic["groups"]:
                 self._add_group(topic["id"], group["name"], group["id"])
 
-    def feed(self, kind: EntryKind, index: int, payload: memoryview) -> None:
+    def apply(self, kind: EntryKind, index: int, payload: memoryview) -> None:
         """Take the next entry of the kinds TOPIC and GROUP."""
         if index <= self._begin:
             return
@@ -129,12 +129,12 @@ class Naming:
             for op in payloads.decode_group(payload):
                 self._group_op(op)
             return
-        said = payloads.decode_topic(payload)
-        if isinstance(said, DeleteTopic):
-            if self._live.pop(said.topic, None) is not None:
-                del self._by_name[self.names.topics[said.topic]]
+        topic_op = payloads.decode_topic(payload)
+        if isinstance(topic_op, DeleteTopic):
+            if self._live.pop(topic_op.topic, None) is not None:
+                del self._by_name[self.names.topics[topic_op.topic]]
         else:
-            self._topic_of(said.name)
+            self._topic_of(topic_op.name)
 
     def _topic_of(self, name: str) -> int:
         if name not in self._by_name:
@@ -182,7 +182,7 @@ class LogPlan:
     """The salt of the cluster's timer ids. None: not known."""
 
 
-def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan:
+def plan(folders: NodeFolders, log_filter: LogFilter, *, fail_on_loss: bool) -> LogPlan:
     """Return the plan to read one node's log.
 
     Raises:
@@ -191,22 +191,24 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
         ValueError: several nodes are wanted, or an entry can't be decoded.
     """
     logs = folders.logs()
-    wanted.check(logs)
-    if wanted.nodes is not None and len(wanted.nodes) != 1:
-        raise ValueError(f"node = {', '.join(sorted(wanted.nodes))}: events are read of one node")
-    node = min(wanted.nodes or logs, key=lambda name: _span(logs[name]))
+    log_filter.check_nodes(logs)
+    if log_filter.nodes is not None and len(log_filter.nodes) != 1:
+        raise ValueError(
+            f"node = {', '.join(sorted(log_filter.nodes))}: events are read of one node"
+        )
+    node = min(log_filter.nodes or logs, key=lambda name: _span(logs[name]))
     lives = [life for life in logs[node] if life]
     data = folders.data()[node]
     if not lives:
         raise FileNotFoundError(f"{data}: has no segment of a log")
     state = manifest.read(RealDisk(), data / "state")
     first = lives[0][0].first
-    if fail_on_loss and first > wanted.index_min > 0:
-        raise _gap(wanted.index_min, lives[0][0])
+    if fail_on_loss and first > log_filter.index_min > 0:
+        raise _gap(log_filter.index_min, lives[0][0])
     naming = None
     if first == 1 or (state is not None and first <= int(state["index"]) + 1):
         naming = Naming(None if first == 1 else state)
-    scan = _Scan(wanted, naming, _seqs(state))
+    scan = _Scan(log_filter, naming, _seqs(state))
     for number, life in enumerate(lives, 1):
         until = min((later[0].first for later in lives[number:]), default=None)
         scan.life(life, until, fail_on_loss=fail_on_loss)
@@ -222,7 +224,7 @@ def _span(lives: list[list[Segment]]) -> tuple[float, int]:
     parts = [part for life in lives for part in life]
     if not parts:
         return float("inf"), 0
-    last = max((head.index for head, _ in _heads(parts[-1].path)), default=parts[-1].first - 1)
+    last = max((head.index for head, _ in frame_heads(parts[-1].path)), default=parts[-1].first - 1)
     return parts[0].first, -last
 
 
@@ -243,9 +245,9 @@ def _salt(data: Path) -> int | None:
 class _Scan:
     """Reads the heads of all frames of a log, in their order."""
 
-    def __init__(self, wanted: Wanted, naming: Naming | None, seqs: Seqs) -> None:
+    def __init__(self, log_filter: LogFilter, naming: Naming | None, seqs: Seqs) -> None:
         self.segments: list[PlannedSegment] = []
-        self._wanted = wanted
+        self._filter = log_filter
         self._naming = naming
         self._seqs = seqs
         self._last = 0
@@ -268,7 +270,7 @@ class _Scan:
     def _segment(self, part: Segment, until: int | None) -> None:
         seqs, naming, marks = self._seqs, self._naming, list[SeqMark]()
         next_seq, times = seqs.next_seq, list[UnixMs]()
-        for head, payload in _heads(part.path):
+        for head, payload in frame_heads(part.path):
             if until is not None and head.index >= until:
                 break
             mark = seqs.at(head.index)
@@ -281,17 +283,19 @@ class _Scan:
                     break
                 try:
                     if numbers:
-                        seqs.issue(issued(head.kind, data, mark))
+                        seqs.issue(issued_count(head.kind, data, mark))
                     if naming is not None and names:
-                        naming.feed(head.kind, head.index, data)
+                        naming.apply(head.kind, head.index, data)
                 except (ValueError, struct.error) as error:
-                    raise undecodable(part, head.index, error) from error
+                    raise decode_error(part, head.index, error) from error
             self._last = head.index
             times[1:] = [head.time_ms] if times else [head.time_ms] * 2
         end = part.end if until is None else min(until, part.end or until)
         begin_ms = times[0] if times else UnixMs(0)
         end_ms = times[-1] if self._last + 1 == end else None  # else its heads were not all read
-        if self._wanted.span(part.first, end) and self._wanted.times(begin_ms, end_ms):
+        if self._filter.accepts_span(part.first, end) and self._filter.accepts_times(
+            begin_ms, end_ms
+        ):
             self.segments.append(PlannedSegment(part, until, next_seq, tuple(marks), seqs.end))
 
 
@@ -301,7 +305,7 @@ def _gap(first: int, part: Segment) -> LogGap:
     return LogGap(f"{gap}: set fail_on_loss to false to read the others")
 
 
-def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | None]]]:
+def frame_heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | None]]]:
     """Yield the head of each frame with a function that reads its payload. None: it is damaged.
 
     At a damaged head it ends: the task that reads the segment reports it, or accepts a torn end.
@@ -324,12 +328,12 @@ def _payload(file: BinaryIO, at: int, size: int) -> memoryview | None:
     return memoryview(bytes(found.payload)) if isinstance(found, Entry) else None
 
 
-def undecodable(part: Segment, index: int, error: Exception) -> ValueError:
+def decode_error(part: Segment, index: int, error: Exception) -> ValueError:
     """Return the error of an entry whose checksum is right, and whose payload is not."""
     return ValueError(f"{part.path}: entry {index} can't be decoded: {error}")
 
 
-def issued(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:
+def issued_count(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:
     """Return how many seqs an entry of a kind that issues seqs does issue.
 
     Raises:

@@ -13,12 +13,12 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.model.columns import decode_schedule
-from timerspark.arrow_columns import joined
+from timerspark.arrow_columns import join
 from timerspark.format_options import is_true
 from timerspark.log import log_stores, segment_files
 from timerspark.log.log_events import EventReader
-from timerspark.log.log_options import EVENT_COLUMNS, Wanted
-from timerspark.log.log_plan import PlannedSegment, plan, undecodable
+from timerspark.log.log_options import EVENT_COLUMNS, LogFilter
+from timerspark.log.log_plan import PlannedSegment, decode_error, plan
 from timerspark.log.node_folders import NodeFolders
 from timerspark.log.segment_files import Segment
 
@@ -44,11 +44,11 @@ class LogEvents(DataSourceReader):
                 columns = ", ".join(f"{name} {of}" for name, of in EVENT_COLUMNS.items())
                 raise ValueError(f"schema = {each.name} {kind}: must be of {columns}")
         self._names = schema.names
-        self._wanted = Wanted.of(options)
+        self._filter = LogFilter.of(options)
         fail_on_loss = is_true("fail_on_loss", options.get("fail_on_loss", "true"))
         self._path = options["path"]
-        with log_stores.planned(self._path) as root:
-            self._plan = plan(NodeFolders(root), self._wanted, fail_on_loss=fail_on_loss)
+        with log_stores.plan_files(self._path) as root:
+            self._plan = plan(NodeFolders(root), self._filter, fail_on_loss=fail_on_loss)
         if log_stores.is_uri(self._path):
             for planned in self._plan.segments:
                 path = planned.part.path.relative_to(root)
@@ -67,7 +67,7 @@ class LogEvents(DataSourceReader):
         """
         if not isinstance(partition, PlannedSegment):
             return  # without partitions Spark calls this once, with an object of its own
-        with log_stores.fetched(self._path, str(partition.part.path)) as path:
+        with log_stores.segment_file(self._path, str(partition.part.path)) as path:
             yield from self._events(partition, replace(partition.part, path=path))
 
     def _events(self, partition: PlannedSegment, part: Segment) -> Iterator[pa.RecordBatch]:
@@ -76,24 +76,24 @@ class LogEvents(DataSourceReader):
         ready: list[pa.RecordBatch] = []
         rows = size = 0
         for _, item in segment_files.entries(part):
-            if partition.until is not None and item.index >= partition.until:
+            if partition.end_index is not None and item.index >= partition.end_index:
                 break
             try:
-                if not self._wanted.entry(item):
+                if not self._filter.accepts_entry(item):
                     reader.skip(item)
                     continue
                 found = [*reader.read(item)]
             except (ValueError, struct.error) as error:
-                raise undecodable(part, item.index, error) from error
+                raise decode_error(part, item.index, error) from error
             if not found:
                 continue
             ready += found
             rows, size = rows + sum(map(len, found)), size + len(item.payload)
             if rows >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
-                yield joined(ready)
+                yield join(ready)
                 ready, rows, size = [], 0, 0
         if ready:
-            yield joined(ready)
+            yield join(ready)
 
 
 @dataclass
@@ -111,18 +111,18 @@ class EntryFrames(DataSourceReader):
     def __init__(self, names: list[str], options: Mapping[str, Any]) -> None:
         self._names = names
         self._path = options["path"]
-        self._wanted = Wanted.of(options)
+        self._filter = LogFilter.of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold an entry that the filter accepts."""
         logs = NodeFolders(Path(self._path)).logs()
-        self._wanted.check(logs)
+        self._filter.check_nodes(logs)
         return [
             SegmentFile(node, life, part)
             for node, lives in logs.items()
             for life, parts in enumerate(lives)
             for part in parts
-            if self._wanted.file(node, part)
+            if self._filter.accepts_file(node, part)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,7 @@ class EntryFrames(DataSourceReader):
             return  # without partitions Spark calls this once, with an object of its own
         frames: list[tuple[Any, ...]] = []
         for crc32, item in segment_files.entries(partition.part):
-            if not self._wanted.entry(item):
+            if not self._filter.accepts_entry(item):
                 continue
             head = (partition.node, partition.life, item.index, item.epoch, item.kind.name)
             frames.append((*head, item.time_ms, crc32, _row_count(item)))

@@ -27,7 +27,7 @@ def is_uri(path: str) -> bool:
 
 
 @contextmanager
-def planned(path: str) -> Iterator[Path]:
+def plan_files(path: str) -> Iterator[Path]:
     """Yield a folder with the files of a log that a plan reads.
 
     Raises:
@@ -39,7 +39,7 @@ def planned(path: str) -> Iterator[Path]:
         return
     from pyarrow import fs
 
-    store, base = _opened(path)
+    store, base = _open_store(path)
     with TemporaryDirectory(prefix="timerlog-") as folder:
         root = Path(folder) / PurePosixPath(base).name
         root.mkdir()
@@ -51,7 +51,7 @@ def planned(path: str) -> Iterator[Path]:
 
 
 @contextmanager
-def fetched(path: str, name: str) -> Iterator[Path]:
+def segment_file(path: str, name: str) -> Iterator[Path]:
     """Yield one segment of a log, beside the log's durable mark if it has one.
 
     `name`: its path; in a store, from the folder of the log on.
@@ -59,7 +59,7 @@ def fetched(path: str, name: str) -> Iterator[Path]:
     if not is_uri(path):
         yield Path(name)
         return
-    store, base = _opened(path)
+    store, base = _open_store(path)
     source = PurePosixPath(base) / name
     mark = source.with_name(MARK_NAME)
     with TemporaryDirectory(prefix="timerlog-") as folder:
@@ -70,7 +70,7 @@ def fetched(path: str, name: str) -> Iterator[Path]:
         yield copy
 
 
-def _opened(uri: str) -> tuple[Any, str]:
+def _open_store(uri: str) -> tuple[Any, str]:
     from pyarrow import ArrowInvalid, fs
 
     try:

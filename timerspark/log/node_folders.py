@@ -20,7 +20,7 @@ class NodeFolders:
     root: Path
 
     @property
-    def listed(self) -> Path:
+    def cluster_file(self) -> Path:
         """The list of a local cluster's nodes and their data directories."""
         return self.root / "cluster.json"
 
@@ -36,7 +36,7 @@ class NodeFolders:
             ValueError: cluster.json is damaged, or lists a node or a directory twice. One log would
                 then count as the logs of several nodes.
         """
-        if self.listed.exists():
+        if self.cluster_file.exists():
             return self._listed_data()
         itself = {self.root.resolve().name: self.root}
         if (self.root / "log").is_dir():
@@ -49,15 +49,17 @@ class NodeFolders:
 
     def _listed_data(self) -> dict[str, Path]:
         try:
-            nodes = json.loads(self.listed.read_text())["nodes"]
+            nodes = json.loads(self.cluster_file.read_text())["nodes"]
             pairs = [(str(node["name"]), self.root / node["data"]) for node in nodes]
         except (ValueError, TypeError, LookupError) as error:
-            raise ValueError(f"{self.listed} names no nodes and their data: {error!r}") from error
+            raise ValueError(
+                f"{self.cluster_file} names no nodes and their data: {error!r}"
+            ) from error
         names, places = {name for name, _ in pairs}, {data.resolve() for _, data in pairs}
         if not len(names) == len(places) == len(pairs):
-            raise ValueError(f"{self.listed}: each node must have a name and data of its own")
+            raise ValueError(f"{self.cluster_file}: each node must have a name and data of its own")
         if not pairs:
-            raise FileNotFoundError(f"{self.listed}: names no node")
+            raise FileNotFoundError(f"{self.cluster_file}: names no node")
         return dict(pairs)
 
     def nodes(self) -> dict[str, Path]:

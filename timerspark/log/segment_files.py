@@ -94,7 +94,7 @@ class Piece:
     last: LogIndex
 
 
-def between(piece: Piece) -> Iterator[Entry]:
+def entries_of(piece: Piece) -> Iterator[Entry]:
     """Yield the entries of a piece that the log has.
 
     Raises:
