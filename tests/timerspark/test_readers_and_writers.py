@@ -432,7 +432,7 @@ def test_messages_are_read_in_ranges_of_offsets(
     assert ending.latestOffset(anew, ReadAllAvailable()) == anew, "it ends"
     assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
     assert [*left.read(OffsetRange(QueueIdentity.of(first), 0, 1))] == []
-    with pytest.raises(MessagesLost, match="created anew"):
+    with pytest.raises(MessagesLost, match="created again"):
         stream.latestOffset(third, ReadAllAvailable())
 
 
