@@ -24,6 +24,7 @@ from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import Binary, Part
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.pending.store import Store
 from timer.recovery.engine import Engine
 
 START_MS: Final = 1_700_000_000_000
@@ -35,6 +36,14 @@ ROWS: Final = 50_000
 CANCELS: Final = 1_000
 
 _T = TypeVar("_T")
+
+
+def read_ahead(store: Store, now_ms: int) -> None:
+    """Read the rows of runs that are due soon, in this thread."""
+    ahead = store.begin_read_ahead(UnixMs(now_ms))
+    if ahead is not None:
+        ahead.read()
+        store.end_read_ahead(ahead)
 
 
 class Loop:
@@ -90,7 +99,7 @@ class Loop:
         """Apply the appended entries."""
         engine = self.engine
         while self._entries:
-            engine.committed(self._entries[-1].index)
+            engine.raise_commit_index(self._entries[-1].index)
             portion = self._entries[:PORTION]
             prefetch = self.step(
                 "begin_prefetch", functools.partial(engine.begin_prefetch, portion)

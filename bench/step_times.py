@@ -21,10 +21,9 @@ from typing import Final
 import numpy as np
 
 from bench import crowds
-from bench.loop import START_MS, TOPICS, Loop
+from bench.loop import START_MS, TOPICS, Loop, read_ahead
 from bench.measure import Form, Measure, Series, check, cost
 from timer.entries.policies import Scope, ScopePolicy
-from timer.model.units import UnixMs
 
 MUST_MS: Final = 20.0
 """The limit of P9, milliseconds of CPU."""
@@ -65,7 +64,7 @@ def cancelled(loop: Loop, scale: int, *, in_files: bool) -> None:
     loop.cancel(due_ms, first_seq)
     loop.schedule([topic], np.array([601_000]))
     loop.forget()
-    loop.engine.machine.store.preload(UnixMs(START_MS + 600_000))
+    read_ahead(loop.engine.machine.store, START_MS + 600_000)
     loop.wait(601_001)
     loop.settle()
     loop.checkpoint()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.loop import read_ahead
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Ids, encode_cancel
 from timer.files.disk import RealDisk
@@ -113,7 +114,7 @@ def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs:
     if role == "follower":
         store.follow()
     else:
-        store.preload(UnixMs(NOW))
+        read_ahead(store, NOW)
     ticks = iter(range(NOW + 10, NOW + 3_000, 10))
 
     def fire() -> FiredRows:
@@ -275,13 +276,13 @@ def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Pat
         return (queue,), {}
 
     def through(queue: Queue) -> None:
-        spill = Spill(TopicId(1), queue, queue.unspilled(), [])
+        spill = Spill(TopicId(1), queue, queue.unspilled_blocks(), [])
         write_spill(disk, path, [spill])
         spill.install()
         queue.pages.evict(0)
         for block in queue.blocks:
-            queue.pages.want(block)
-        fetch = PageFetch(disk, tmp_path, queue.pages.wanted(1 << 40))
+            queue.pages.request(block)
+        fetch = PageFetch(disk, tmp_path, queue.pages.requested_blocks(1 << 40))
         fetch.read()
         fetch.install(queue.pages)
 
@@ -296,7 +297,7 @@ def test_window_load_of_the_next_two_seconds(benchmark: BenchmarkFixture, tmp_pa
     flush(store)
 
     def load() -> None:
-        store.preload(UnixMs(store.position.due_ms))
+        read_ahead(store, store.position.due_ms)
 
     def fire() -> None:
         store.fire(UnixMs(store.position.due_ms + 2_000), 1 << 20, 1 << 30)

@@ -165,7 +165,7 @@ def an_install() -> None:
         return body + crc_of(body)
 
     patched(disk, INCOMING / "ready", change)
-    snapshot_receiver.ready(disk, INCOMING)
+    snapshot_receiver.snapshot_to_install(disk, INCOMING)
 
 
 def in_raft(name: str, change: Callable[[Path], bytes]) -> Callable[[Path], None]:

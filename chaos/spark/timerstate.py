@@ -30,7 +30,7 @@ from timer.files.disk import RealDisk
 from timer.model.columns import TOMBSTONE
 from timer.model.firing_order import START, Position
 from timer.model.timer_errors import CorruptFileError, StorageError
-from timer.pending.memory.held_rows import ASIDE, MASK
+from timer.pending.memory.held_rows import DUE_MASK, HELD_OFFSET_MS
 from timer.pending.runs.run import TOPIC_ROWS, RunMeta
 from timer.recovery import manifest
 
@@ -182,14 +182,14 @@ def _rows(file: RunFile, meta: RunMeta) -> Iterator[pa.RecordBatch]:
                 raise CorruptFileError(file.path, 0, f"batch {number} is not in order")
             there = np.isin(np.where(grave, requested, topic), topics)
             # A row after the fire position is pending. A row at or before it has fired, except a
-            # held one: its stored due time has the ASIDE bit.
-            there &= _after(due & MASK, seq, *file.position) != (due >= ASIDE)
+            # held one: its stored due time has the HELD_OFFSET_MS bit.
+            there &= _after(due & DUE_MASK, seq, *file.position) != (due >= HELD_OFFSET_MS)
             n = int(there.sum())
             yield batch_of(
                 ROWS,
                 pa.repeat(file.node, n),
                 seq[there].astype(np.int64),
-                due[there] & MASK,
+                due[there] & DUE_MASK,
                 np.where(grave[there], -1, 1).astype(np.int32),
                 pa.nulls(n, pa.string()),
             )

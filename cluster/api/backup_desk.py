@@ -32,7 +32,7 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import LogIndex, MonoMs, ReplicaId, UnixMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart, remove_files
-from timer.recovery.snapshot_source import PINNED_MS, take
+from timer.recovery.snapshot_source import PINNED_MS, pin
 
 OPEN_MAX: Final = 4
 """Backups that may be open on one node."""
@@ -154,7 +154,7 @@ class BackupDesk:
                 await source.flush()
             await asyncio.sleep(POLL_S)
         try:
-            return await asyncio.to_thread(take, self._disk, self._state, directory)
+            return await asyncio.to_thread(pin, self._disk, self._state, directory)
         except NotReadyError:
             raise
         except (CorruptFileError, UnknownVersionError) as error:

@@ -156,7 +156,7 @@ class GroupDesk:
             NotFoundError: the group does not exist.
         """
         leader, of, found = self.find(topic, group)
-        if group == dead_letters.GROUP and (letters := found.unacked(of.queue.end)):
+        if group == dead_letters.GROUP and (letters := found.unacked_count(of.queue.end)):
             limit = f"has {letters} dead letters of topic {of.name!r}: redrive or purge them first"
             raise InvalidRequestError("group", group, limit)
         await self._ask(found, lambda done: leader.groups.delete(found, done))
@@ -258,11 +258,11 @@ class GroupDesk:
             raise InvalidRequestError("max_messages", messages, f"must be at most {REDRIVE_MAX}")
         leader, of, group = self._letters(topic)
         answer = pb.RedriveResponse()
-        if group.unacked(of.queue.end):
+        if group.unacked_count(of.queue.end):
             moves = _Moves(self._host, leader)
             if await self._lease_and_move(leader, group, messages or REDRIVE_MAX, moves):
                 await moves.answered
-            answer.left = group.unacked(of.queue.end)
+            answer.left = group.unacked_count(of.queue.end)
             moves.report(answer)
         return answer
 
@@ -293,12 +293,12 @@ class GroupDesk:
             letters = wanted[~group.is_acked(wanted)]
             states = leader.groups.states(group, letters)
             free = letters[states.free | states.waiting]
-            if not len(free) or (there := of.queue.at_hand(free)):
+            if not len(free) or (there := of.queue.count_in_memory(free)):
                 break
             await message_peek.wait_for_disk(self._host, until_s)
         answer = pb.RedriveLettersResponse(leased=len(letters) - len(free))
         if len(free):
-            sent = free[: of.queue.fitting(free[:there], DELIVERY_BYTES)]
+            sent = free[: of.queue.count_fitting(free[:there], DELIVERY_BYTES)]
             if len(sent) < len(free):
                 answer.next_offset = int(free[len(sent)])
                 answer.leased = int(np.count_nonzero(letters < free[len(sent)])) - len(sent)
@@ -432,7 +432,7 @@ def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int)
         group_id=group.group_id,
         type=settings.type,
         cursor=group.cursor,
-        unacked=group.unacked(queue_end),
+        unacked=group.unacked_count(queue_end),
         expired=group.expired,
         leased=leased,
         consumers=consumers,

@@ -54,8 +54,8 @@ async def peek(host: Host, request: pb.PeekRequest, salt: int) -> pb.PeekRespons
             return pb.PeekResponse(
                 messages=pb.Deliveries(epoch=leader.epoch), next_offset=following
             )
-        if there := topic.queue.at_hand(offsets):
-            fitting = topic.queue.fitting(offsets[:there], BYTES_MAX)
+        if there := topic.queue.count_in_memory(offsets):
+            fitting = topic.queue.count_fitting(offsets[:there], BYTES_MAX)
             if fitting < len(offsets):
                 offsets, following = offsets[:fitting], int(offsets[fitting])
             answer = pb.PeekResponse(next_offset=following)
@@ -119,5 +119,5 @@ def _put_states(
     waits = states.free | states.waiting
     shown = np.where(states.leased, pb.PEEK_STATE_LEASED, pb.PEEK_STATE_ENDING)
     shown[waits] = pb.PEEK_STATE_READY
-    shown[waits & (group.not_before(offsets) > clock_ms)] = pb.PEEK_STATE_DELAYED
+    shown[waits & (group.not_before_ms(offsets) > clock_ms)] = pb.PEEK_STATE_DELAYED
     answer.states.extend(shown.tolist())

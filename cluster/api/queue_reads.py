@@ -48,9 +48,9 @@ async def read_messages(
         if start >= stop:
             return _answer(leader, topic, start)
         offsets = np.arange(start, stop, dtype=np.uint64)
-        if there := topic.queue.at_hand(offsets):
+        if there := topic.queue.count_in_memory(offsets):
             bytes_max = request.max_bytes or BYTES_DEFAULT
-            offsets = offsets[: topic.queue.fitting(offsets[:there], bytes_max)]
+            offsets = offsets[: topic.queue.count_fitting(offsets[:there], bytes_max)]
             answer = _answer(leader, topic, int(offsets[-1]) + 1)
             answer.messages.queue_offsets.extend(offsets.tolist())
             wire_rows.put_messages(answer.messages, topic.queue, offsets, salt)

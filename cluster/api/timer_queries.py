@@ -1,6 +1,6 @@
 """Queries: the leader's pending timers, for people and programs.
 
-    request --> lease held? --> cut, on the loop --> page or count, in a thread --> answer
+    request --> lease held? --> view, on the loop --> page or count, in a thread --> answer
     one timer ----------------> in memory? else a thread looks it up in the runs -> answer
 
 Only a leader with a valid lease answers, from its applied state. An answer therefore includes
@@ -39,8 +39,8 @@ from timer.model.timer_errors import (
 )
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import DUE_MS_MAX, TopicId
-from timer.pending.read_view import Cut, Filter, ViewPage
-from timer.pending.runs.row_reader import Whole
+from timer.pending.read_view import Filter, ReadView, ViewPage
+from timer.pending.runs.row_reader import WholeRows
 from timer.pending.store import Store
 from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED
 from timer.state.machine import Machine
@@ -176,7 +176,7 @@ class TimerQueries:
         ]
         return Ids(successors.due_ms, np.where(mine, successors.seq, np.uint64(0)))
 
-    async def read(self, target: Targets) -> tuple[Ids, Whole]:
+    async def read(self, target: Targets) -> tuple[Ids, WholeRows]:
         """Return the timer's id and the timer; seq = 0: no pending timer has this key or id.
 
         A thread reads and verifies the parts of it in runs. The rest is a few reads on the loop.
@@ -225,7 +225,7 @@ class TimerQueries:
                 await self._threads.run(prefetch.read)
         store = self._host.require_lease().machine.store
         try:
-            with store.prefetched(prefetch):
+            with store.using_prefetch(prefetch):
                 yield store
         except StorageError as error:
             self._host.on_read_error(error)
@@ -262,7 +262,7 @@ class TimerQueries:
             seen, _ = wire_timers.read_page_token(token, request.filter, self._salt)
         page = await self.page(what, seen, size)
         timers = wire_timers.pending_of(page.timers, self._salt)
-        answer = pb.ListTimersResponse(timers=timers, held=page.held)
+        answer = pb.ListTimersResponse(timers=timers, held=page.held_count)
         if page.next is not None:
             token = wire_timers.page_token(request.filter, page.next, SEQ_MAX, self._salt)
             answer.next_page_token = token
@@ -276,8 +276,8 @@ class TimerQueries:
     async def page(
         self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True
     ) -> ViewPage:
-        """Return the next timers of a filter after `seen`; see Cut.page."""
-        return await self._read_cut(lambda cut: cut.page(what, seen, rows_max, whole=whole))
+        """Return the next timers of a filter after `seen`; see ReadView.page."""
+        return await self._with_view(lambda view: view.page(what, seen, rows_max, with_bytes=whole))
 
     async def count(self, request: pb.CountTimersRequest) -> pb.CountTimersResponse:
         """Return the number of a topic's pending timers, in all and by horizon; or of a filter's.
@@ -294,7 +294,9 @@ class TimerQueries:
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
         clock_ms = self._host.now().clock_ms
         until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]
-        *within, pending = await self._read_cut(lambda cut: cut.count(topic, [*until, DUE_MS_MAX]))
+        *within, pending = await self._with_view(
+            lambda view: view.count(topic, [*until, DUE_MS_MAX])
+        )
         return pb.CountTimersResponse(
             pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
         )
@@ -311,7 +313,7 @@ class TimerQueries:
         seen = what.start
         if request.page_token:
             seen, _ = wire_timers.read_page_token(request.page_token, request.filter, self._salt)
-        count, following = await self._read_cut(lambda cut: cut.tally(what, seen))
+        count, following = await self._with_view(lambda view: view.tally(what, seen))
         if following is not None:
             token = wire_timers.page_token(request.filter, following, SEQ_MAX, self._salt)
         return pb.CountTimersResponse(pending=count, clock_ms=clock_ms, next_page_token=token)
@@ -325,7 +327,7 @@ class TimerQueries:
         machine = self._host.require_lease().machine
         first = machine.store.next_due()
         there = machine.topics.get(topic)  # it may have been deleted meanwhile
-        if first is None or first > clock_ms or there is None or there.holding:
+        if first is None or first > clock_ms or there is None or there.is_holding:
             return 0
         what = Filter(topic=topic, due_from_ms=0, due_to_ms=clock_ms + 1)
         seen: Position | None = what.start
@@ -345,29 +347,29 @@ class TimerQueries:
         first = self._host.require_lease().machine.store.next_due()
         if first is None or first > clock_ms:
             return {}
-        found = await self._read_cut(lambda cut: cut.first_overdue(clock_ms, OVERDUE_ROWS_MAX))
+        found = await self._with_view(lambda view: view.first_overdue(clock_ms, OVERDUE_ROWS_MAX))
         topics = self._host.require_lease().machine.topics
         return {
             TopicId(topic): clock_ms - due_ms
             for topic, due_ms in found.items()
-            if (there := topics.get(TopicId(topic))) is not None and not there.holding
+            if (there := topics.get(TopicId(topic))) is not None and not there.is_holding
         }
 
-    async def _read_cut(self, read: Callable[[Cut], _T]) -> _T:
-        """Return the result of `read` on a cut, from a thread.
+    async def _with_view(self, read: Callable[[ReadView], _T]) -> _T:
+        """Return the result of `read` on a view, from a thread.
 
         Raises:
-            NotReadyError: this node has no valid lease, or merges deleted files of each cut.
+            NotReadyError: this node has no valid lease, or merges deleted files of each view.
             OverloadedError: too many queries wait already.
             StorageError: this node's files are damaged; see Host.on_read_error.
         """
         async with self._turn():
-            return await self._threads.read_cut(
+            return await self._threads.with_view(
                 lambda: self._host.require_lease().machine.store, read
             )
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Return the result of `work`, which needs no cut, from a thread.
+        """Return the result of `work`, which needs no view, from a thread.
 
         Raises:
             OverloadedError: too many queries wait already.

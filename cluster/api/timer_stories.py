@@ -21,7 +21,7 @@ from timer.model import timer_id
 from timer.model.timer_errors import NotFoundError, NotReadyError
 from timer.model.timer_id import TimerKey
 from timer.model.units import GroupId, LogIndex, ProducerId, Seq, TopicId, UnixMs
-from timer.pending.runs.row_reader import Whole
+from timer.pending.runs.row_reader import WholeRows
 from timer.state import firing_trace
 from timer.state.apply_results import ALREADY_CANCELLED, DROPPED
 from timer.state.machine import Machine
@@ -79,7 +79,7 @@ class Stories:
         yield pb.TellStoryResponse(end=end)
 
     async def _story(
-        self, machine: Machine, target: Ids, whole: Whole
+        self, machine: Machine, target: Ids, whole: WholeRows
     ) -> tuple[StoryReader, pb.TimerState.ValueType]:
         row, firings, marks = whole.rows[0], [*machine.trace.firings], [*machine.trace.marks]
         key = TimerKey(UnixMs(int(target.due_ms[0])), Seq(int(target.seq[0])))

@@ -28,7 +28,7 @@ from timer.model.timer_errors import InvalidRequestError, NotFoundError
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import DUE_MS_MAX, TopicId
 from timer.pending.read_view import Filter
-from timer.pending.runs.row_reader import Whole
+from timer.pending.runs.row_reader import WholeRows
 from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
 
@@ -156,7 +156,7 @@ def _check(what: pb.TimerFilter, after: Position, seq_end: int, salt: int) -> by
     return hashlib.sha256(text.encode()).digest()[:8]
 
 
-def pending_of(timers: Whole, salt: int) -> pb.PendingTimers:
+def pending_of(timers: WholeRows, salt: int) -> pb.PendingTimers:
     """Return pending timers as columns."""
     rows = timers.rows
     out = pb.PendingTimers(timer_ids=timer_id.encode(rows["due_ms"], rows["seq"], salt))

@@ -275,7 +275,7 @@ class BackupRun:
                 f" ({error}); run the command again"
             ) from None
 
-    def _manifest(self, part: StoredPart) -> manifest.State:
+    def _manifest(self, part: StoredPart) -> manifest.ManifestBody:
         try:
             return manifest.decode(b"".join(self._store.read(part.name)), Path(part.name))
         except (CorruptFileError, UnknownVersionError) as error:

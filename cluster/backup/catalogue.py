@@ -80,7 +80,7 @@ class Catalogue:
     """Bytes that the node sent for it."""
     parts: tuple[StoredPart, ...]
 
-    def at(self, state: manifest.State) -> "Catalogue":
+    def at(self, state: manifest.ManifestBody) -> "Catalogue":
         """Return the catalogue of this backup's state at a later index."""
         return replace(
             self,

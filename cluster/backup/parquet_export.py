@@ -43,7 +43,7 @@ from timer.files.disk import Disk
 from timer.model import row_traits, timer_id
 from timer.model.columns import Binary, Buffers, RowArray, gather
 from timer.model.timer_errors import EngineError
-from timer.pending.memory.held_rows import ASIDE, plain
+from timer.pending.memory.held_rows import HELD_OFFSET_MS, restore_dues
 from timer.ready.page_cache import SpillRef
 from timer.ready.spill import read_page
 from timer.recovery import manifest
@@ -177,9 +177,9 @@ class ParquetExport:
     def _pending_tables(self) -> Iterator[Any]:
         for stored, bufs in pending_rows(self._state, self._disk, self._path):
             rows = stored.copy()
-            held = rows["due_ms"] >= ASIDE
+            held = rows["due_ms"] >= HELD_OFFSET_MS
             yield pa.record_batch(
-                [*self._common(plain(rows), bufs), pa.array(held)], schema=pa.schema(PENDING)
+                [*self._common(restore_dues(rows), bufs), pa.array(held)], schema=pa.schema(PENDING)
             )
 
     def _messages(self) -> Iterator[Any]:

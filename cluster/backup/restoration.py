@@ -41,7 +41,7 @@ from timer.entries.payloads import EpochStart, encode_epoch
 from timer.files.data_directory import IDENTITY_NAME, REPLICA_ID_MAX, format_directory
 from timer.files.disk import Disk, RealDisk, create_file
 from timer.files.disk_reserve import START_BYTES
-from timer.files.log import Log, begin_anew
+from timer.files.log import Log, replace_by_empty
 from timer.model.timer_errors import EngineError
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timer.recovery import manifest
@@ -271,7 +271,7 @@ def receive(
     catalogue: Catalogue,
     state: Path,
     until: Until | None = None,
-) -> tuple[Catalogue, manifest.State]:
+) -> tuple[Catalogue, manifest.ManifestBody]:
     """Copy all parts of a backup into the directory `state`, and apply the log after it.
 
     Return the catalogue and the manifest of the state that is there then. `until`: see RestorePlan.
@@ -314,7 +314,7 @@ def _fetch(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) ->
 
 def _catalogue_and_state(
     disk: Disk, catalogue: Catalogue, state: Path
-) -> tuple[Catalogue, manifest.State]:
+) -> tuple[Catalogue, manifest.ManifestBody]:
     found = manifest.read(disk, state)
     assert found is not None, state
     return catalogue.at(found), found
@@ -344,7 +344,12 @@ def check_part(store: BackupStore, part: StoredPart, digest: PartDigest) -> None
 
 
 def _make_directory(
-    disk: Disk, plan: RestorePlan, name: str, place: Path, state: manifest.State, state_path: Path
+    disk: Disk,
+    plan: RestorePlan,
+    name: str,
+    place: Path,
+    state: manifest.ManifestBody,
+    state_path: Path,
 ) -> None:
     """Make one node's directory, with links to the files of the state."""
     catalogue, replicas, promise = plan.catalogue, plan.replicas, plan.promise
@@ -368,7 +373,7 @@ def _make_directory(
     for folder in folders:
         disk.sync_dir(place / _STATE / folder)
     index = LogIndex(catalogue.index)
-    begin_anew(disk, place / "log", index, Epoch(catalogue.epoch))
+    replace_by_empty(disk, place / "log", index, Epoch(catalogue.epoch))
     log = Log.open(disk, place / "log", committed_floor=index)
     try:
         voters = tuple(sorted(replicas.values()))
@@ -403,7 +408,7 @@ def _install(disk: Disk, made: Path, place: Path, undo: ExitStack) -> None:
 
 
 def _overdue(
-    state: manifest.State, disk: Disk, directory: Path, now_ms: int
+    state: manifest.ManifestBody, disk: Disk, directory: Path, now_ms: int
 ) -> tuple[dict[str, int], int]:
     """Return (topic -> timers that came due since the index, held timers)."""
     found: Counter[int] = Counter()

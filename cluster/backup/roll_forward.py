@@ -68,7 +68,7 @@ def roll_forward(disk: Disk, directory: Path, log: Iterable[list[Entry]], until:
 
 def _apply(engine: Engine, entries: list[Entry]) -> None:
     if entries:
-        engine.committed(entries[-1].index)
+        engine.raise_commit_index(entries[-1].index)
     while entries:
         prefetch = engine.begin_prefetch(entries)
         if prefetch is not None:

@@ -45,7 +45,7 @@ from cluster.control.raft_journal import (
     seal,
     unseal,
 )
-from timer.files.disk import failing
+from timer.files.disk import converting_os_errors
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
 
 logger = logging.getLogger(__name__)
@@ -176,10 +176,10 @@ def remove(data_directory: Path, *, alone: bool) -> None:
     """
     for path in (data_directory / name for name in ("raft", "raft.new", "raft.damaged")):
         if path.exists():
-            with failing(path, "remove"):
+            with converting_os_errors(path, "remove"):
                 shutil.rmtree(path)
     if alone:
-        with failing(data_directory / "raft-member", "remove"):
+        with converting_os_errors(data_directory / "raft-member", "remove"):
             (data_directory / "raft-member").unlink(missing_ok=True)
     DISK.sync_dir(data_directory)
 

@@ -26,7 +26,7 @@ from cluster.settings.rounds import next_round
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.files.disk import Disk
-from timer.files.disk_reserve import START_BYTES, Room, Rooms
+from timer.files.disk_reserve import START_BYTES, DiskSpace, VoterDisks
 from timer.leader.leader import Leader
 from timer.model.timer_errors import DiskFullError
 from timer.model.units import MonoMs, ReplicaId
@@ -63,7 +63,7 @@ class DiskWatch:
         self._replica, self._host = replica, host
         self._peers, self._transfer, self._mono_ms = peers, transfer, mono_ms
         self._leader: Leader | None = None
-        self._rooms = Rooms(replica.replica_id, mono_ms())
+        self._rooms = VoterDisks(replica.replica_id, mono_ms())
         self._requested_ms = self._moved_ms = MonoMs(0)
         self._asking: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[object] | None = None
@@ -91,7 +91,7 @@ class DiskWatch:
             await next_round(CHECK_INTERVAL_S)
 
     def _update(self, free: int) -> None:
-        before = self._host.engine.room
+        before = self._host.engine.disk_space
         room = before.after(free, self._reserve, self._used)
         if room.low != before.low:
             more = {"free_bytes": room.free, "reserve_bytes": room.reserve}
@@ -104,8 +104,8 @@ class DiskWatch:
             return
         now_ms = self._mono_ms()
         if leader is not self._leader:
-            self._leader, self._rooms = leader, Rooms(self._replica.replica_id, now_ms)
-        self._rooms.heard(self._replica.replica_id, self._name, room, now_ms)
+            self._leader, self._rooms = leader, VoterDisks(self._replica.replica_id, now_ms)
+        self._rooms.store_report(self._replica.replica_id, self._name, room, now_ms)
         self._ask(now_ms)
         leader.full = self._rooms.refusal(self._replica.voters, now_ms)
         self._log_refusal(leader.full)
@@ -120,11 +120,13 @@ class DiskWatch:
             self._requested_ms = now_ms
             self._asking = asyncio.create_task(self._gather(self._rooms))
 
-    async def _gather(self, rooms: Rooms) -> None:
+    async def _gather(self, rooms: VoterDisks) -> None:
         for status in await ask_all(self._peers(), status_of):
             if status.reachable:
-                room = Room(status.disk_free_bytes, status.disk_reserve_bytes, low=status.disk_low)
-                rooms.heard(ReplicaId(status.replica_id), status.name, room, self._mono_ms())
+                room = DiskSpace(
+                    status.disk_free_bytes, status.disk_reserve_bytes, low=status.disk_low
+                )
+                rooms.store_report(ReplicaId(status.replica_id), status.name, room, self._mono_ms())
 
     def _log_refusal(self, refusal: DiskFullError | None) -> None:
         if refusal is not None and not self._refusal:
@@ -135,7 +137,7 @@ class DiskWatch:
 
     def _hand_over_if_low(self, now_ms: MonoMs) -> None:
         """Hand over to a voter with room, if a majority of the voters has room."""
-        better = self._rooms.better(self._replica.voters, now_ms)
+        better = self._rooms.better_leader(self._replica.voters, now_ms)
         busy = self._moving is not None and not self._moving.done()
         if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
             self._moved_ms = now_ms

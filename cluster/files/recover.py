@@ -32,7 +32,7 @@ from timer.files import segment
 from timer.files.data_directory import (
     IDENTITY_NAME,
     DataDirectory,
-    found_anew,
+    make_sole_founder,
     open_directory,
     read_identity,
 )
@@ -193,7 +193,7 @@ def plan_majority(node: StoppedNode, voters: list[str]) -> RecoveryPlan:
         ]
         node.log.append(frames)
         node.log.sync()
-        found_anew(node.disk, node.path, identity)
+        make_sole_founder(node.disk, node.path, identity)
         raft_files.remove(node.path, alone=True)
         return (
             f"majority: {node.name} ({node.me:016x}) is the only voter from entry {first} of epoch"

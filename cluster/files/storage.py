@@ -207,7 +207,7 @@ def _open(
     if log.tail_was_cut:
         logger.warning("acknowledged entries may be lost: unsure until a leader matches this log")
         promise.set_unsure(unsure=True)
-        log.cut_noted()
+        log.clear_tail_was_cut()
     outgoing = OfferedSnapshot(disk, directory.state, directory.outgoing)
     return NodeFiles(directory, engine, log, promise, outgoing)
 

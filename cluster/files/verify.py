@@ -29,9 +29,9 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import Epoch
 from timer.recovery import manifest, scrub
-from timer.recovery.scrub import Checked
+from timer.recovery.scrub import FileCheck
 from timer.recovery.snapshot import SnapshotPart, crc32_of
-from timer.recovery.snapshot_receiver import ready
+from timer.recovery.snapshot_receiver import snapshot_to_install
 
 DAMAGED = 1
 """Exit code: a file is damaged."""
@@ -39,7 +39,7 @@ UNCHECKED = 3
 """Exit code: the directory can't be checked."""
 
 
-def verify(disk: Disk, data: Path) -> Iterator[Checked]:
+def verify(disk: Disk, data: Path) -> Iterator[FileCheck]:
     """Yield every file of a stopped node's data directory, checked.
 
     A file or directory that can't be opened is damage (UnopenedFileError). It ends a start, too.
@@ -79,13 +79,13 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
         lock.release()
 
 
-def _unopened_directory(disk: Disk, path: Path) -> Iterator[Checked]:
+def _unopened_directory(disk: Disk, path: Path) -> Iterator[FileCheck]:
     """Yield a directory that exists and can't be opened."""
     try:
         if disk.exists(path):
             disk.list_dir(path)
     except DiskFailedError as error:
-        yield Checked(path, 0, UnopenedFileError(path, error))
+        yield FileCheck(path, 0, UnopenedFileError(path, error))
 
 
 def _raise_noted_damage(disk: Disk, path: Path) -> None:
@@ -93,12 +93,12 @@ def _raise_noted_damage(disk: Disk, path: Path) -> None:
     raise CorruptFileError(path, 0, why)
 
 
-def _install_order_files(disk: Disk, incoming: Path) -> Iterator[Checked]:
+def _install_order_files(disk: Disk, incoming: Path) -> Iterator[FileCheck]:
     """Yield the order to install a snapshot, and the snapshot's files."""
     order = incoming / "ready"
-    found = _check_file(disk, order, lambda: ready(disk, incoming))
+    found = _check_file(disk, order, lambda: snapshot_to_install(disk, incoming))
     yield found
-    if found.damage is not None or (snapshot := ready(disk, incoming)) is None:
+    if found.damage is not None or (snapshot := snapshot_to_install(disk, incoming)) is None:
         return
     for part in snapshot[0].parts:
         path = incoming / part.path
@@ -112,16 +112,16 @@ def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
         raise CorruptFileError(path, 0, "size or checksum differs from the install order")
 
 
-def _check_file(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
+def _check_file(disk: Disk, path: Path, check: Callable[[], object]) -> FileCheck:
     try:
         check()
-        return Checked(path, disk.size(path), None)
+        return FileCheck(path, disk.size(path), None)
     except (CorruptFileError, UnknownVersionError) as error:
-        return Checked(path, 0, error)
+        return FileCheck(path, 0, error)
     except PromiseLostError as error:
-        return Checked(path, 0, CorruptFileError(path, 0, str(error)))
+        return FileCheck(path, 0, CorruptFileError(path, 0, str(error)))
     except (DiskFailedError, OSError) as error:
-        return Checked(path, 0, UnopenedFileError(path, error))
+        return FileCheck(path, 0, UnopenedFileError(path, error))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,6 +147,6 @@ def run(args: argparse.Namespace) -> int:
     return DAMAGED if damaged else 0
 
 
-def _line(each: Checked) -> dict[str, Any]:
+def _line(each: FileCheck) -> dict[str, Any]:
     position = each.damage.position if isinstance(each.damage, CorruptFileError) else 0
     return {"file": str(each.path), "byte": position, "what": str(each.damage)}

@@ -96,7 +96,7 @@ class Node:
     @property
     def is_flushing(self) -> bool:
         """Whether the state is being captured or written."""
-        return self._parts.engine.cutting or self._parts.engine.flushing
+        return self._parts.engine.capture_begun or self._parts.engine.flushing
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task until the node stops. An exception of it is fatal."""

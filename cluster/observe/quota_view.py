@@ -20,7 +20,7 @@ def of_topic(machine: Machine, topic: Topic) -> list[pb.QuotaStatus]:
     """Return a topic's quotas and their use on this node. Nodes' settings have no quotas."""
     found: list[pb.QuotaStatus] = []
     for field in QUOTAS:
-        limit, source = machine.policies.said_by(field, topic.name, topic.topic_id)
+        limit, source = machine.policies.value_and_source(field, topic.name, topic.topic_id)
         if limit is not None:
             used = USED[field](topic)
             found.append(pb.QuotaStatus(field=field, used=used, limit=limit, source=source))
@@ -34,7 +34,7 @@ async def fullest(machine: Machine, count: int) -> tuple[Use, ...]:
     after each TOPICS_AT_ONCE.
     """
     found: list[Use] = []
-    topics = [*machine.topics.values()] if machine.policies.limited else []
+    topics = [*machine.topics.values()] if machine.policies.has_quotas else []
     for number, topic in enumerate(topics, 1):
         found += (
             ((topic.name, quota.field), (quota.used, quota.limit))

@@ -1,6 +1,6 @@
 """Pending timers of all topics by the time until they are due.
 
-    cut, on the loop --> counts from the memtables and the indexes of runs, in a thread
+    view, on the loop --> counts from the memtables and the indexes of runs, in a thread
 
 The counts come from this node's applied state, so a follower has them, too. The cost depends on the
 rows in memory and the number of runs, and not on the number of topics or of rows in runs.
@@ -14,7 +14,7 @@ from typing import Final
 from cluster.state.host import Host
 from cluster.state.query_threads import QueryThreads
 from timer.model.units import DUE_MS_MAX
-from timer.pending.read_view import Cut
+from timer.pending.read_view import ReadView
 from timer.pending.store import Store
 
 BUCKETS_S: Final = (0, 60, 600, 3_600, 86_400, 604_800)
@@ -47,14 +47,14 @@ class DueHistogram:
         """Return the counts of this moment.
 
         Raises:
-            NotReadyError: merges deleted files of each cut.
+            NotReadyError: merges deleted files of each view.
             StorageError: this node's files are damaged; see Host.on_read_error.
         """
         clock_ms = self._host.now().clock_ms
         until = [*(min(clock_ms + 1_000 * bound, DUE_MS_MAX) for bound in BUCKETS_S), DUE_MS_MAX]
         held = self._store().held
-        within, exact, cpu_ms = await self._threads.read_cut(
-            self._store, lambda cut: _count(cut, until)
+        within, exact, cpu_ms = await self._threads.with_view(
+            self._store, lambda view: _count(view, until)
         )
         counts = (b - a for a, b in zip([0, *within], within, strict=False))
         return DueCounts(
@@ -72,8 +72,8 @@ class DueHistogram:
         return self._host.engine.machine.store
 
 
-def _count(cut: Cut, until: list[int]) -> tuple[list[int], bool, float]:
-    """Return the results of Cut.count_all, and its processor time in milliseconds."""
+def _count(view: ReadView, until: list[int]) -> tuple[list[int], bool, float]:
+    """Return the results of ReadView.count_all, and its processor time in milliseconds."""
     began_s = time.thread_time()
-    within, exact = cut.count_all(until)
+    within, exact = view.count_all(until)
     return within, exact, 1_000 * (time.thread_time() - began_s)

@@ -20,7 +20,7 @@ from cluster.state.state_plane import FlushLimits, StatePlane
 from cluster.state.topic_totals import Totals
 from replication.shell.hop_recorder import Hop, HopRecorder
 from timer.entries.entry_frame import EntryKind
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Leader
@@ -245,9 +245,9 @@ class Host:
 
     # ---- files
 
-    def use_disk_space(self, room: Room) -> None:
-        """Take note of the disk's room. If it has become low, drop the log and flush."""
-        self._io.call_or_end(self._plane.use_disk_space, room)
+    def use_disk_space(self, space: DiskSpace) -> None:
+        """Take note of the disk's free space. If it has become low, drop the log and flush."""
+        self._io.call_or_end(self._plane.use_disk_space, space)
 
     def use_memory(self, *, high: bool) -> None:
         """Take note whether memory is above its limit. While it is, flushes come sooner."""
@@ -266,7 +266,7 @@ class Host:
     @property
     def is_low(self) -> bool:
         """Whether the disk has little room."""
-        return self.engine.room.low
+        return self.engine.disk_space.low
 
     async def flush(self) -> None:
         """Write a manifest at the applied index; nothing if one is being written.

@@ -1,9 +1,9 @@
 """Threads in which queries read the pending timers of a node, beside the event loop.
 
-    cut, on the loop --> read, in a thread --> result
+    view, on the loop --> read, in a thread --> result
 
-A thread reads a cut, or files that never change, and no other state. After a merge that deleted
-files of the cut, the query takes a new one.
+A thread reads a view, or files that never change, and no other state. After a merge that deleted
+files of the view, the query takes a new one.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from cluster.state.host import Host
 from timer.model.timer_errors import NotReadyError, StorageError
-from timer.pending.read_view import Cut
+from timer.pending.read_view import ReadView
 from timer.pending.store import Store
 
 CUTS_MAX: Final = 3
@@ -29,21 +29,21 @@ class QueryThreads:
     def __init__(self, host: Host, threads: Executor) -> None:
         self._host, self._threads = host, threads
 
-    async def read_cut(self, store: Callable[[], Store], read: Callable[[Cut], _T]) -> _T:
-        """Return the result of `read` on a cut of the present store.
+    async def with_view(self, store: Callable[[], Store], read: Callable[[ReadView], _T]) -> _T:
+        """Return the result of `read` on a view of the present store.
 
         Raises:
-            NotReadyError: merges deleted files of each cut.
+            NotReadyError: merges deleted files of each view.
             StorageError: this node's files are damaged; see Host.on_read_error.
         """
         for _ in range(CUTS_MAX):
-            cut = store().cut()
+            view = store().read_view()
             with suppress(FileNotFoundError):
-                return await self.run(partial(read, cut))
+                return await self.run(partial(read, view))
         raise NotReadyError("merges delete runs faster than the query reads them")
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Return the result of `work`, which needs no cut.
+        """Return the result of `work`, which needs no view.
 
         Raises:
             StorageError: this node's files are damaged; see Host.on_read_error.

@@ -23,7 +23,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from cluster.state.topic_totals import Totals
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Leader
@@ -252,7 +252,7 @@ class StatePlane:
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to `commit_index` may be applied."""
-        self.engine.committed(commit_index)
+        self.engine.raise_commit_index(commit_index)
         if self.engine.leader is not None:
             self.engine.leader.committed(commit_index, self._io.mono_ms())
         if self.engine.leader is not None or self._promoting is not None:
@@ -294,7 +294,7 @@ class StatePlane:
     def _fold(self) -> None:
         if self._folding or self.stopped:
             return
-        if self.engine.behind and not self.waits_for_flush:
+        if self.engine.is_behind and not self.waits_for_flush:
             first, last = self.engine.next_chunk()
             entries = self._io.cached(first, last)
             if entries is None:
@@ -317,7 +317,7 @@ class StatePlane:
             pass  # the end of the flush folds
         elif self._fold_at_ms is not None:
             pass  # the step at that time folds
-        elif self.engine.behind:
+        elif self.engine.is_behind:
             self._io.soon(self._fold)
         elif self._promoting is not None:
             self._serve(self._promoting)
@@ -375,7 +375,7 @@ class StatePlane:
         exceeds the limit alone.
         """
         engine = self.engine
-        stuck = engine.flushing or engine.cutting or not engine.flush_fits
+        stuck = engine.flushing or engine.capture_begun or not engine.flush_fits
         return stuck and engine.machine.pages.unspilled_size >= self._limits.unspilled_bytes
 
     def _serve(self, epoch: Epoch) -> None:
@@ -440,9 +440,9 @@ class StatePlane:
     # ---- flushing and merging
 
     def _maybe_flush(self, now: Now) -> None:
-        if self._draining and not self.engine.cutting:
+        if self._draining and not self.engine.capture_begun:
             return  # the drain ends with a flush
-        if self._is_flush_due(now) or self.engine.cutting:
+        if self._is_flush_due(now) or self.engine.capture_begun:
             if not self._io.run_timed(self.engine.prepare_flush, self._limits.topics_at_once):
                 self.kick()  # for the next portion
                 return
@@ -455,7 +455,8 @@ class StatePlane:
         interval_ms = limits.interval_ms
         early = limits.memtable_bytes // EARLY_SHARE
         frees = self.memory_high and self.engine.unflushed_bytes >= early
-        if self.engine.room.low or frees or self.engine.wastes(early):  # only a flush frees them
+        dead = self.engine.is_mostly_dead(early)  # only a flush frees such rows
+        if self.engine.disk_space.low or frees or dead:
             interval_ms = min(interval_ms, LOW_FLUSH_MS)
         return now.mono_ms - self._flushed_at_ms >= share * interval_ms or self.engine.wants_flush(
             memtable_bytes=int(share * limits.memtable_bytes),
@@ -515,13 +516,13 @@ class StatePlane:
 
     def _drop_log(self) -> None:
         before = LogIndex(self.engine.manifest_index + 1)
-        self._io.drop_before(before, keep=not self.engine.room.low)
+        self._io.drop_before(before, keep=not self.engine.disk_space.low)
 
-    def use_disk_space(self, room: Room) -> None:
-        """Take note of the disk's room. If it has become low, drop the log and flush."""
-        became_low = room.low and not self.engine.room.low
+    def use_disk_space(self, space: DiskSpace) -> None:
+        """Take note of the disk's free space. If it has become low, drop the log and flush."""
+        became_low = space.low and not self.engine.disk_space.low
         waited = self.waits_for_flush
-        self.engine.room = room
+        self.engine.disk_space = space
         if became_low and not self.stopped:
             self._drop_log()
             self.flush()
@@ -553,7 +554,7 @@ class StatePlane:
         if self._reading or now.mono_ms < self._read_at_ms:
             return
         self._read_at_ms = MonoMs(now.mono_ms + READ_AHEAD_MS)
-        ahead = self.engine.machine.store.begin_ahead(now.clock_ms)
+        ahead = self.engine.machine.store.begin_read_ahead(now.clock_ms)
         if ahead is not None:
             self._reading = True
             work = functools.partial(_or_damage, ahead.read)
@@ -563,7 +564,7 @@ class StatePlane:
         store = self.engine.machine.store
         self._reading = False
         if damage is None:
-            self._io.run_timed(store.end_ahead, ahead)
+            self._io.run_timed(store.end_read_ahead, ahead)
         else:
             self._io.run_timed(store.leave_out, damage)
             self._io.on_damage(damage)

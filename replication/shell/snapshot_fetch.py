@@ -22,8 +22,8 @@ from replication.shell.transport import Dial
 from timer.files.disk import Disk
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
-from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart, is_part_path
-from timer.recovery.snapshot_receiver import Incoming, SnapshotRoomError
+from timer.recovery.snapshot import OfferLeadership, Snapshot, SnapshotPart, is_part_path
+from timer.recovery.snapshot_receiver import IncomingSnapshot, SnapshotSpaceError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class UnusableAnswer(Exception):
     """A peer's data can't be used."""
 
 
-_REFUSALS: Final = (grpc.aio.AioRpcError, TimeoutError, UnusableAnswer, SnapshotRoomError)
+_REFUSALS: Final = (grpc.aio.AioRpcError, TimeoutError, UnusableAnswer, SnapshotSpaceError)
 """Errors after which the next peer is tried."""
 
 
@@ -76,7 +76,7 @@ class SnapshotFetch:
         """
         assert dials, "there is no peer to fetch from"
         self._directory = directory
-        self._incoming = Incoming(disk, directory)
+        self._incoming = IncomingSnapshot(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
         self._check, self._known, self._fall_silent = check, known, fall_silent
         self._suspects: dict[str, str] = {}
@@ -100,10 +100,10 @@ class SnapshotFetch:
         return f"no leader offers a snapshot ({said or 'no peer has answered yet'})"
 
     @property
-    def room_error(self) -> SnapshotRoomError | None:
+    def room_error(self) -> SnapshotSpaceError | None:
         """The lack of room for the snapshot that is offered. None: there is room, or no offer."""
         errors = self._refusals.values()
-        return next((error for error in errors if isinstance(error, SnapshotRoomError)), None)
+        return next((error for error in errors if isinstance(error, SnapshotSpaceError)), None)
 
     async def run(self) -> Snapshot | None:
         """Return the snapshot that the next start installs. None: the log has caught up."""
@@ -135,8 +135,8 @@ class SnapshotFetch:
     async def _check_received_files(self) -> None:
         """Check the files of an earlier process first: an offer could expire meanwhile."""
         self._from = "files received earlier are being checked"
-        for part in await asyncio.to_thread(self._incoming.planned):
-            await asyncio.to_thread(self._incoming.look, part)
+        for part in await asyncio.to_thread(self._incoming.planned_parts):
+            await asyncio.to_thread(self._incoming.check_part, part)
             self.moved_s = asyncio.get_running_loop().time()
         self._from = ""
 
@@ -165,7 +165,7 @@ class SnapshotFetch:
             return snapshot  # `run` discards it
         await asyncio.to_thread(self._incoming.begin, snapshot, under)
         self._refusals.clear()
-        while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
+        while (wanted := await asyncio.to_thread(self._incoming.next_missing)) is not None:
             if snapshot.index <= self._known():
                 return snapshot  # the log has caught up
             self._from = f"{name} sends {wanted[0].path} of the snapshot at {snapshot.index}"
@@ -235,7 +235,7 @@ def _chunk(data: bytes, size_max: int) -> bytes:
     return chunk.data
 
 
-def decode_offer(data: bytes) -> tuple[Snapshot, OfferedUnder]:
+def decode_offer(data: bytes) -> tuple[Snapshot, OfferLeadership]:
     """Return the offered snapshot and the leadership of the peer that offers it.
 
     Raises:
@@ -260,4 +260,4 @@ def decode_offer(data: bytes) -> tuple[Snapshot, OfferedUnder]:
         parts=parts,
     )
     leader = ReplicaId(offer.leader)
-    return snapshot, OfferedUnder(Epoch(offer.leader_epoch), leader, Nonce(offer.leader_nonce))
+    return snapshot, OfferLeadership(Epoch(offer.leader_epoch), leader, Nonce(offer.leader_nonce))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from replication.core.promise import Promise, PromiseFile
 from timer.files.disk import Disk
-from timer.files.log import holds
+from timer.files.log import has_entry
 from timer.recovery.snapshot import Snapshot
-from timer.recovery.snapshot_receiver import drop_leftovers, install, ready
+from timer.recovery.snapshot_receiver import drop_leftovers, install, snapshot_to_install
 
 
 def install_if_ready(
@@ -25,14 +25,14 @@ def install_if_ready(
         CorruptFileError: the promise or the snapshot is damaged.
         DiskFailedError: the next start repeats the install.
     """
-    found = ready(disk, incoming)
+    found = snapshot_to_install(disk, incoming)
     if found is None:
         drop_leftovers(disk, incoming)
         return None
     there, leadership = found
     kept = PromiseFile.load(disk, promise)
     # An earlier attempt may have deleted half the log and set `unsure`. It stays set.
-    keep_log = holds(disk, log, there.index, there.epoch)
+    keep_log = has_entry(disk, log, there.index, there.epoch)
     if not keep_log:
         kept.set_unsure(unsure=True)
     under = Promise(*leadership)

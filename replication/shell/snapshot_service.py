@@ -196,7 +196,7 @@ class Snapshots:
         part = SnapshotPart(asked.part.path, asked.part.size, asked.part.crc32)
         offset = asked.offset
         while offset < part.size:
-            if not self._outgoing.holds(part):  # refused before it uses up the shared rate
+            if not self._outgoing.has_part(part):  # refused before it uses up the shared rate
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             try:

@@ -122,7 +122,7 @@ def test_book_knows_what_was_taken_and_what_it_weighs() -> None:
         pages.schedule([1], took=False)
     [topic] = pages.machine.topics.values()
     store = pages.machine.store
-    rows, *_ = store._due(store.position, pages.log.now_ms + 1_000, 10)
+    rows, *_ = store._live_due_rows(store.position, pages.log.now_ms + 1_000, 10)
     weigh("n", topic, rows)
     topic.pending_bytes += 1
     with pytest.raises(Broken, match="1 bytes in a, not 2"):

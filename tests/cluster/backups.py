@@ -13,7 +13,7 @@ from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part
 from tests.timer.node_files import busy_log
 from timer.files.disk import RealDisk
 from timer.recovery.engine import Engine
-from timer.recovery.snapshot_source import take
+from timer.recovery.snapshot_source import pin
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
@@ -48,7 +48,7 @@ class OneNode:
         return pb.GetStatusResponse(cluster_id="c", nodes=[node])
 
     def open_backup(self, _: str, __: int, *, min_index: int) -> pb.OpenBackupResponse:
-        found = take(DISK, self.state, self.pinned)
+        found = pin(DISK, self.state, self.pinned)
         assert min_index <= found.index
         part = pb.OpenBackupResponse.Part
         parts = [part(path=p.path, size=p.size, crc32=p.crc32) for p in found.parts]

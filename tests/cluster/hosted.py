@@ -78,7 +78,7 @@ class Hosted:
     def pending(self) -> dict[int, int]:
         """Return the due times of all pending timers by number."""
         what = Filter(topic=1, due_from_ms=0, due_to_ms=DUE_MS_MAX)
-        page = self.engine.machine.store.cut().page(what, what.start, 1 << 20)
+        page = self.engine.machine.store.read_view().page(what, what.start, 1 << 20)
         assert page.next is None
         rows = page.timers.rows
         keys = slices_of(gather(rows, {0: page.timers.blob}, "key"))

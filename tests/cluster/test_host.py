@@ -18,7 +18,7 @@ from tests.timer.machines import START_MS, Log, engine_on, log_of, part_of
 from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -104,7 +104,7 @@ async def flushed(host: Host, index: int) -> None:
 
 
 async def folded(host: Host) -> None:
-    await until(lambda: not host.engine.behind)
+    await until(lambda: not host.engine.is_behind)
 
 
 async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
@@ -300,7 +300,7 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
     )
     host.on_commit(LogIndex(3))
     await folded(host)
-    host.use_disk_space(Room(1 << 20, 1 << 30, low=True))
+    host.use_disk_space(DiskSpace(1 << 20, 1 << 30, low=True))
     await flushed(host, 3)
     log.cancel([(START_MS + 10**9, 1)])
     host.on_commit(LogIndex(4))
@@ -308,7 +308,7 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
     clock[0] += LOW_FLUSH_MS - 1
     host.kick()
     await asyncio.sleep(0)
-    assert not host.engine.cutting
+    assert not host.engine.capture_begun
     assert not host.engine.flushing
     clock[0] += 1
     host.kick()

@@ -155,7 +155,7 @@ def test_when_a_message_fired_is_known_without_its_page(tmp_path: Path) -> None:
         entries.append(log.schedule(part_of([(1, START_MS + 1, b"x")])))
         log.now_ms += 1_000
         entries.append(log.fire(START_MS + 1 + number))
-    engine.committed(entries[-1].index)
+    engine.raise_commit_index(entries[-1].index)
     engine.fold(entries)
     flush = engine.begin_flush()
     assert flush is not None

@@ -31,7 +31,7 @@ from timer.model.timer_errors import (
     OverloadedError,
 )
 from timer.model.units import UnixMs
-from timer.pending.read_view import Cut
+from timer.pending.read_view import ReadView
 from timer.pending.runs.run import Run
 from timer.recovery.engine import Engine
 from timerclient.proto import timer_pb2 as pb
@@ -144,9 +144,9 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
-async def given_up(look: TimerQueries, work: Callable[[Cut], None]) -> None:
+async def given_up(look: TimerQueries, work: Callable[[ReadView], None]) -> None:
     """Look, and lose patience as soon as it goes on elsewhere."""
-    task = asyncio.create_task(look._read_cut(work))
+    task = asyncio.create_task(look._with_view(work))
     await settled()
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -158,7 +158,7 @@ async def test_looks_that_were_given_up_keep_no_thread_of_others(gate: threading
     look, _ = looking(engine)
     begun = threading.Semaphore(0)
 
-    def stuck(cut: Cut) -> None:
+    def stuck(cut: ReadView) -> None:
         del cut
         begun.release()
         gate.wait(DEADLINE_S)
@@ -226,7 +226,7 @@ async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.E
     host.on_read_error = told.set_result
     damage = CorruptFileError("a run", 7, "why")
 
-    def meet(cut: Cut) -> None:
+    def meet(cut: ReadView) -> None:
         del cut
         gate.wait(DEADLINE_S)
         raise damage

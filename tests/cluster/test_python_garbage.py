@@ -138,7 +138,7 @@ def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> N
     node: Any = SimpleNamespace()
     told = []
     for cutting, flushing in ((False, False), (True, False), (False, True)):
-        engine = SimpleNamespace(cutting=cutting, flushing=flushing)
+        engine = SimpleNamespace(capture_begun=cutting, flushing=flushing)
         node._parts = SimpleNamespace(engine=engine)
         told.append(Node.is_flushing.fget(node))  # type: ignore[attr-defined]
     assert told == [False, True, True]

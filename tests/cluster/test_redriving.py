@@ -108,7 +108,7 @@ async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> N
     machine, group = host.engine.machine, host.engine.machine.topic_by_name[DEAD].groups
     assert (await letters(host, 3, 1, 3)).redriven == 2
     assert machine.topic_by_name["t"].queue.end == 2
-    assert group[dead_letters.GROUP].reach == 4
+    assert group[dead_letters.GROUP].undelivered_from == 4
     assert (await letters(host, 1, 2)).redriven == 1, "the first one is gone already"
     before = machine.applied_index
     assert await letters(host, 1) == pb.RedriveLettersResponse()

@@ -39,7 +39,7 @@ from timer.files.disk import RealDisk
 from timer.files.disk_reserve import START_BYTES
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import ReplicaId
-from timer.recovery.snapshot_receiver import SnapshotRoomError
+from timer.recovery.snapshot_receiver import SnapshotSpaceError
 from timerclient import CancelResult, DiskFull
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -255,11 +255,11 @@ class _StuckFetch:
     status = "the last obstacle"
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.error: SnapshotRoomError | None = SnapshotRoomError(free_bytes=7, needed_bytes=9)
+        self.error: SnapshotSpaceError | None = SnapshotSpaceError(free_bytes=7, needed_bytes=9)
         self.looks = 0
 
     @property
-    def room_error(self) -> SnapshotRoomError | None:
+    def room_error(self) -> SnapshotSpaceError | None:
         self.looks += 1
         return self.error
 

@@ -22,7 +22,7 @@ from cluster.state.state_plane import (
 from tests.timer.lookups import flip
 from tests.timer.machines import START_MS, STATE, Log, engine_on, log_of, part_of
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import SETTLE_MS, ClockReport, ClusterClock, Sample
 from timer.model.timer_errors import (
@@ -315,11 +315,11 @@ def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end(
     plane.on_commit(end(log))
     plane.fold_later()
     io.turn()
-    assert (plane.waits_for_flush, plane.engine.behind) == (True, True)
+    assert (plane.waits_for_flush, plane.engine.is_behind) == (True, True)
     io.syncs.popleft()()
     io.finish(ThreadWork.FLUSH)
     io.turn()
-    assert not plane.engine.behind
+    assert not plane.engine.is_behind
     assert io.drops == [(end(log), True)]
 
 
@@ -342,14 +342,14 @@ def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_p
     io.in_memory = in_memory
     plane.on_commit(end(log))
     plane.fold_later()
-    while drains and not plane.engine.cutting:
+    while drains and not plane.engine.capture_begun:
         io.turns.popleft()()
     if drains:
         plane.drain()
     waits = []
-    while plane.engine.behind:
+    while plane.engine.is_behind:
         io.turn()
-        if plane.engine.behind:
+        if plane.engine.is_behind:
             assert plane.waits_for_flush
             waits.append(plane.engine.machine.applied_index)
             io.syncs.popleft()()
@@ -365,7 +365,7 @@ def test_fold_goes_on_if_the_flush_that_it_waits_for_can_not_begin_within_an_ent
     plane, io = plane_of(log, memtable_bytes=1_000, unspilled_bytes=1_000, topics_at_once=1)
     plane.on_commit(end(log))
     plane.fold_later()
-    while not plane.engine.cutting:
+    while not plane.engine.capture_begun:
         io.turns.popleft()()
     log.fire(START_MS + 1)
     log.begin_epoch()
@@ -373,26 +373,26 @@ def test_fold_goes_on_if_the_flush_that_it_waits_for_can_not_begin_within_an_ent
     plane.fold_later()
     assert plane.waits_for_flush
     io.turn()
-    assert not plane.engine.behind
+    assert not plane.engine.is_behind
 
 
 def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
     log = fired_log()
     plane, io = plane_of(log, memtable_bytes=2_500, unspilled_bytes=10_000)
-    plane.use_disk_space(Room(free=0, reserve=0, low=False))
+    plane.use_disk_space(DiskSpace(free=0, reserve=0, low=False))
     plane.on_commit(LogIndex(end(log) - 1))
     plane.fold_later()
     io.turn()
     plane.on_commit(end(log))
     plane.fold_later()
     io.turn()
-    assert (plane.engine.flushing, plane.waits_for_flush, plane.engine.behind) == (
+    assert (plane.engine.flushing, plane.waits_for_flush, plane.engine.is_behind) == (
         False,
         True,
         True,
     )
-    plane.use_disk_space(Room.plenty())
-    assert not plane.engine.behind
+    plane.use_disk_space(DiskSpace.unmeasured())
+    assert not plane.engine.is_behind
 
 
 def test_disk_that_becomes_low_drops_log_that_others_may_need_and_flushes_once() -> None:
@@ -402,7 +402,7 @@ def test_disk_that_becomes_low_drops_log_that_others_may_need_and_flushes_once()
     plane.fold_later()
     io.turn()
     for _ in range(2):
-        plane.use_disk_space(Room(free=1 << 40, reserve=1 << 41, low=True))
+        plane.use_disk_space(DiskSpace(free=1 << 40, reserve=1 << 41, low=True))
         io.turn()
     assert (io.drops, len(io.syncs)) == ([(1, False)], 1)
 
@@ -476,7 +476,7 @@ def test_stop_ends_a_flush_whose_manifest_is_durable_and_folds_no_more() -> None
     plane.fold_later()
     io.turn()
     assert done == [True]
-    assert plane.engine.behind
+    assert plane.engine.is_behind
     assert not io.threads, "no merge begins"
 
 

@@ -33,8 +33,8 @@ from timer.model.timer_errors import CorruptFileError, NotReadyError
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest
 from timer.recovery.snapshot import Snapshot, files
-from timer.recovery.snapshot_receiver import Incoming
-from timer.recovery.snapshot_source import OfferedSnapshot, take
+from timer.recovery.snapshot_receiver import IncomingSnapshot
+from timer.recovery.snapshot_source import OfferedSnapshot, pin
 
 DATA = Path("/data")
 VOTERS = {name: founding_replica_id("c", name) for name in ("n1", "n2", "n3")}
@@ -189,12 +189,12 @@ def test_snapshot_that_can_not_be_pinned_leaves_no_links() -> None:
     assert not [*files(disk, DATA / "outgoing")]
 
 
-def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, Snapshot]:
+def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[IncomingSnapshot, Snapshot]:
     """Begin to receive a snapshot of `source`'s; stop after some chunks."""
-    there = take(source, DATA / "state", Path("/pinned"))
-    incoming = Incoming(disk, DATA / "incoming")
+    there = pin(source, DATA / "state", Path("/pinned"))
+    incoming = IncomingSnapshot(disk, DATA / "incoming")
     incoming.begin(there, UNDER)
-    while limit and (wanted := incoming.wanted()) is not None:
+    while limit and (wanted := incoming.next_missing()) is not None:
         part, offset = wanted
         incoming.put(part, offset, source.read(Path("/pinned") / part.path, offset, 100))
         limit -= 1

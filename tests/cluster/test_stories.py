@@ -26,7 +26,7 @@ from timer.model.timer_errors import (
     NotReadyError,
 )
 from timer.model.units import LogIndex, MonoMs, Now, TopicId, UnixMs
-from timer.pending.read_view import Cut
+from timer.pending.read_view import ReadView
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name
 
@@ -167,19 +167,19 @@ async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
     it.log.topic("u")
     it.log.schedule(part_of([(1, START_MS - 9, b""), (2, START_MS - 5, b""), (2, DUE, b"")]))
     it.applied()
-    found = Cut.first_overdue
+    found = ReadView.first_overdue
 
-    def noted(cut: Cut, until_ms: int, rows_max: int) -> dict[int, int]:
+    def noted(cut: ReadView, until_ms: int, rows_max: int) -> dict[int, int]:
         threads.append(threading.current_thread().name)
         return found(cut, until_ms, rows_max)
 
     def damaged(*_: object) -> dict[int, int]:
         raise CorruptFileError(Path("run"), 0, "checksum mismatch")
 
-    monkeypatch.setattr(Cut, "first_overdue", noted)
+    monkeypatch.setattr(ReadView, "first_overdue", noted)
     assert await it.queries.late_topics() == {1: 9, 2: 5}
     assert threading.current_thread().name not in threads
-    monkeypatch.setattr(Cut, "first_overdue", damaged)
+    monkeypatch.setattr(ReadView, "first_overdue", damaged)
     monkeypatch.setattr(it.queries._host, "on_read_error", damages.append)
     with pytest.raises(CorruptFileError):
         await it.queries.late_topics()

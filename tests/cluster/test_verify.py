@@ -28,7 +28,7 @@ from timer.files.data_directory import LOCK_NAME, open_directory
 from timer.files.disk import FreshDisk, RealDisk
 from timer.model.timer_errors import CorruptFileError, NotReadyError
 from timer.model.units import UnixMs
-from timer.recovery.scrub import Checked
+from timer.recovery.scrub import FileCheck
 from timerclient import NotFound
 from timerclient.cli import timerctl as cli
 from timerclient.proto import timer_pb2 as pb
@@ -322,11 +322,11 @@ async def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined
     config = replace(config, storage=replace(config.storage, scrub_bytes_per_s=rate))
     asked, go, passes = scrubber(config, [status(1), status(3)], ended), threading.Event(), [0]
 
-    def scrub(*_: object, **__: object) -> Iterator[Checked]:
+    def scrub(*_: object, **__: object) -> Iterator[FileCheck]:
         passes[0] += 1
-        yield Checked(Path("whole"), 7, None)
+        yield FileCheck(Path("whole"), 7, None)
         assert go.wait(WAIT_S)
-        yield Checked(
+        yield FileCheck(
             Path(damaged), 0, CorruptFileError(damaged, 9, "why") if passes[0] > 1 else None
         )
 
@@ -427,10 +427,10 @@ async def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
     damaged, targets = scrubber(config, others, ended), list[str]()
     error = CorruptFileError("state/runs/1", 7, "why")
 
-    def scrub(*_: object, pace: Callable[[int], None], **__: object) -> Iterator[Checked]:
+    def scrub(*_: object, pace: Callable[[int], None], **__: object) -> Iterator[FileCheck]:
         pace(1 << 20)  # for days, at a byte a second
         pace(1)
-        yield Checked(Path("whole"), 7, None)
+        yield FileCheck(Path("whole"), 7, None)
 
     async def hand_over(target: str) -> bool:
         targets.append(target)
@@ -467,7 +467,7 @@ async def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
     config = formatted(tmp_path)
     config = replace(config, peers={"n2": config.peers["n2"]})
     alone = scrubber(config, [], [])
-    found = [Checked(Path(n), 0, CorruptFileError(n, 1, "why")) for n in ("a", "b")]
+    found = [FileCheck(Path(n), 0, CorruptFileError(n, 1, "why")) for n in ("a", "b")]
     monkeypatch.setattr(scrubbing, "scrub", lambda *_, **__: iter(found))
     monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
     work = asyncio.create_task(alone.run())
@@ -487,9 +487,9 @@ async def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goe
     alone = scrubber(config, [], ended)
     errors = {name: CorruptFileError(name, 1, "why") for name in ("a", "b")}
 
-    def scrub(*_: object, **__: object) -> Iterator[Checked]:
+    def scrub(*_: object, **__: object) -> Iterator[FileCheck]:
         passes[0] += 1
-        yield from (Checked(Path(name), 0, error) for name, error in errors.items())
+        yield from (FileCheck(Path(name), 0, error) for name, error in errors.items())
 
     monkeypatch.setattr(scrubbing, "scrub", scrub)
     work = asyncio.create_task(alone.run())

@@ -34,7 +34,7 @@ from timer.model.timer_errors import (
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 from timer.recovery import snapshot_receiver, snapshot_source
 from timer.recovery.engine import Engine
-from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart
+from timer.recovery.snapshot import OfferLeadership, Snapshot, SnapshotPart
 from timer.recovery.snapshot_source import PINNED_MS, OfferedSnapshot
 
 UNDER = Promise(Epoch(9), ReplicaId(3), Nonce(77))
@@ -217,10 +217,12 @@ async def test_other_cluster_is_refused(tmp_path: Path) -> None:
 async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         there = source.outgoing.offer()
-        arriving = snapshot_receiver.Incoming(DISK, tmp_path / "in")
-        arriving.begin(there, OfferedUnder(*_fields(UNDER)))
-        part, _ = arriving.wanted() or pytest.fail("nothing wanted")
-        while (wanted := arriving.wanted()) is not None and wanted[0].path.startswith("manifest"):
+        arriving = snapshot_receiver.IncomingSnapshot(DISK, tmp_path / "in")
+        arriving.begin(there, OfferLeadership(*_fields(UNDER)))
+        part, _ = arriving.next_missing() or pytest.fail("nothing wanted")
+        while (wanted := arriving.next_missing()) is not None and wanted[0].path.startswith(
+            "manifest"
+        ):
             data = DISK.read(source.directory / "outgoing" / part.path)
             arriving.put(*wanted, data)
         for now_ms in (10**9, 10**9 + PINNED_MS - 1, 10**9 + PINNED_MS):  # however long it took
@@ -270,7 +272,7 @@ async def test_what_is_here_is_checked_before_anybody_has_to_wait_for_it(tmp_pat
         refetch.moved_s = 0.0
         work = asyncio.ensure_future(refetch.run())
         await until(lambda: "lease does not hold" in refetch.status)
-        assert refetch._incoming._whole == {*source.outgoing.offer().parts}
+        assert refetch._incoming._verified == {*source.outgoing.offer().parts}
         assert refetch.moved_s > 0
         work.cancel()
         await asyncio.wait({work})
@@ -304,7 +306,7 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
         assert refetch.status.endswith(f"this node has damaged files: {source.damages[0]})")
         work.cancel()
         await asyncio.wait({work})
-        assert not source.outgoing.holds(run)
+        assert not source.outgoing.has_part(run)
     assert {str(found) for found in source.damages} == {
         f"{path}: corrupt at byte 0: checksum mismatch"
     }
@@ -384,7 +386,7 @@ async def test_damaged_snapshot_is_thrown_away(
         await until(lambda: "can't be used" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
-    assert snapshot_receiver.ready(DISK, tmp_path / "in") is None
+    assert snapshot_receiver.snapshot_to_install(DISK, tmp_path / "in") is None
 
 
 async def test_work_that_an_asker_began_goes_on_without_it(
@@ -393,7 +395,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
     # Threads can't be cancelled: another's work in the same directory must wait for them.
     took: list[Path] = []
     going, may_go = threading.Event(), threading.Event()
-    take = snapshot_source.take
+    take = snapshot_source.pin
 
     def slow_take(disk: Disk, state: Path, into: Path) -> Snapshot:
         if not took:
@@ -402,7 +404,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
         took.append(into)
         return take(disk, state, into)
 
-    monkeypatch.setattr(snapshot_source, "take", slow_take)
+    monkeypatch.setattr(snapshot_source, "pin", slow_take)
     async with Source(tmp_path / "a").served() as source:
         first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
         await until(going.is_set)
@@ -486,7 +488,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
     silent: list[object] = []
 
     async def fall_silent() -> None:
-        silent.append(snapshot_receiver.ready(DISK, tmp_path / "in"))
+        silent.append(snapshot_receiver.snapshot_to_install(DISK, tmp_path / "in"))
 
     async with Source(tmp_path / "a").served() as source:
         refetch = fetch_from(source, tmp_path / "in")
@@ -494,7 +496,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
         found = await refetch.run()
     assert silent == [None]
     assert found is not None
-    assert snapshot_receiver.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
+    assert snapshot_receiver.snapshot_to_install(DISK, tmp_path / "in") == (found, _fields(UNDER))
 
 
 async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_installed(
@@ -511,7 +513,7 @@ async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_inst
         refetch._fall_silent = fall_silent
         assert await refetch.run() is None
     assert known
-    assert snapshot_receiver.ready(DISK, tmp_path / "in") is None
+    assert snapshot_receiver.snapshot_to_install(DISK, tmp_path / "in") is None
     assert not (tmp_path / "in" / "manifest").exists()
 
 

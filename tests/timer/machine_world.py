@@ -24,6 +24,7 @@ from tests.timer.machines import (
     state_of,
     tallied,
 )
+from tests.timer.stores import read_ahead
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import (
@@ -170,7 +171,7 @@ class World:
         ]
         what = Filter(topic=topic, due_from_ms=span[0], due_to_ms=span[1], key_prefix=prefix)
         for machine in (self.leader, self.follower, self.engine.machine):
-            cut = machine.store.cut()
+            cut = machine.store.read_view()
             assert [row for page in pages(cut, what, rows_max) for row in page] == listed
             assert tallied(cut, what) == len(listed)
             until = [0, span[0], span[1] - 1, 10**14]
@@ -250,7 +251,7 @@ class World:
     def toggle_leading(self, lead: bool) -> None:
         store = self.engine.machine.store
         store.lead() if lead else store.follow()
-        store.preload(UnixMs(self.log.now_ms))
+        read_ahead(store, self.log.now_ms)
 
     def restart(self, seed: int) -> None:
         self.disk.crash(random.Random(seed))

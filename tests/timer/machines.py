@@ -51,9 +51,9 @@ from timer.model.timer_errors import (
     EngineError,
 )
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
-from timer.pending.memory.held_rows import aside
+from timer.pending.memory.held_rows import held_position
 from timer.pending.prefetch import Prefetch, PrefetchTargets
-from timer.pending.read_view import Cut, Filter
+from timer.pending.read_view import Filter, ReadView
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
 from timer.ready.group import Group
@@ -266,13 +266,13 @@ def leases_of(group: Group, epoch: int) -> Leases:
 
 def catch_up(engine: Engine, log: Log) -> None:
     """Apply the log's entries after the engine's applied index."""
-    engine.committed(LogIndex(len(log.entries)))
-    while engine.behind:
+    engine.raise_commit_index(LogIndex(len(log.entries)))
+    while engine.is_behind:
         first, last = engine.next_chunk()
         entries = log.entries[first - 1 : last]
         if first % 2:  # else the fold itself reads the runs
             store = engine.machine.store
-            asked = PrefetchTargets(entries, store._at, keys=True)
+            asked = PrefetchTargets(entries, store._stored_dues, keys=True)
             readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
             prefetch = Prefetch(store._runs.runs, asked, readers)
             prefetch.read()
@@ -293,7 +293,7 @@ def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> l
     """Return readers of the held rows for the sweep and of the due rows for the first FIRE."""
     readers: list[HeldReader] = []
     if portion is not None:
-        held = store._runs.begin_held(aside(portion.seen), portion.only)
+        held = store._runs.begin_held(held_position(portion.seen), portion.sweep_topics)
         readers += store._reader(held, portion.rows_max, portion.bytes_max, HELD_END)
     for entry in [entry for entry in entries if entry.kind is EntryKind.FIRE][:1]:
         fire = payloads.decode_fire(entry.payload)
@@ -384,12 +384,12 @@ def fetch_all(machine: Machine) -> None:
     pages = machine.pages
     for topic in machine.topics.values():
         for block in topic.queue.blocks:
-            pages.want(block)
-    for block in pages.wanted(1 << 60):
+            pages.request(block)
+    for block in pages.requested_blocks(1 << 60):
         assert block.spill is not None
         disk, directory = _DISKS[pages]
         page = read_page(disk, directory / SPILL_DIRECTORY, block.spill)
-        pages.fetched(block, page)
+        pages.install_page(block, page)
 
 
 def state_of(machine: Machine) -> dict[str, Any]:
@@ -402,19 +402,25 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "position": tuple(machine.store.position),
         "voters": machine.voters,
         "queues": {topic: queue_of(machine, topic) for topic in machine.topics},
-        "retention marks": {topic.name: [*topic.queue.marks] for topic in machine.topics.values()},
+        "retention marks": {
+            topic.name: [*topic.queue.intervals] for topic in machine.topics.values()
+        },
         "groups": [
             (
                 group.group_id,
                 group.name,
                 group.cursor,
                 group.reserved,
-                group.marks,
+                group.delivered_ends,
                 group.delivered_to,
                 group.moved.tolist(),
                 group.is_acked(u64(range(200))).tolist(),
                 [a for o, a in enumerate(group.attempts(u64(range(200)))) if o >= group.cursor],
-                [t for o, t in enumerate(group.not_before(u64(range(200)))) if o >= group.cursor],
+                [
+                    t
+                    for o, t in enumerate(group.not_before_ms(u64(range(200))))
+                    if o >= group.cursor
+                ],
                 group.settings,
             )
             for topic in machine.topics.values()
@@ -609,7 +615,9 @@ def _within_horizon(result: int, age_ms: int) -> set[int]:
     return {result} if age_ms <= HORIZON_MS else {result, NOT_FOUND}
 
 
-def pages(cut: Cut, what: Filter, rows_max: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+def pages(
+    cut: ReadView, what: Filter, rows_max: int
+) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
     """Yield (due, seq, payload, key) of the timers of each page."""
     seen: Position | None = what.start
     while seen is not None:
@@ -622,7 +630,7 @@ def pages(cut: Cut, what: Filter, rows_max: int) -> Iterator[list[tuple[int, int
         seen = page.next
 
 
-def tallied(cut: Cut, what: Filter) -> int:
+def tallied(cut: ReadView, what: Filter) -> int:
     """Return the number of a filter's timers, part by part."""
     count, seen = 0, what.start
     while True:
@@ -634,7 +642,9 @@ def tallied(cut: Cut, what: Filter) -> int:
         seen = part.next
 
 
-def check_counts(cut: Cut, topic: int, until: list[int], pending: list[tuple[int, int]]) -> None:
+def check_counts(
+    cut: ReadView, topic: int, until: list[int], pending: list[tuple[int, int]]
+) -> None:
     """Compare the counts of a topic, and of all, with the (topic, due) of the pending timers."""
     ends = sorted(until)
     mine = [due for of, due in pending if of == topic]

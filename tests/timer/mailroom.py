@@ -189,8 +189,10 @@ class Mailroom:
             queue = self.engine.machine.topics[group.topic].queue
             left = {*range(len(self.messages[group.topic]))} - self.acked[group.group_id]
             for offset in sorted(left):
-                while not queue.at_hand(u64([offset])):
-                    assert self.engine.machine.pages.wanted(1), f"offset {offset} is not fetched"
+                while not queue.count_in_memory(u64([offset])):
+                    assert self.engine.machine.pages.requested_blocks(1), (
+                        f"offset {offset} is not fetched"
+                    )
                     self.step_fetch()
                 assert self.read(group.topic, u64([offset])) == [self.messages[group.topic][offset]]
 

@@ -11,9 +11,9 @@ from timer.files import log as timer_log
 from timer.model.units import Epoch, Nonce, ReplicaId, TopicId
 from timer.recovery.engine import Engine
 from timer.recovery.manifest import SPILL_DIRECTORY
-from timer.recovery.snapshot import OfferedUnder, Snapshot
-from timer.recovery.snapshot_receiver import Incoming
-from timer.recovery.snapshot_source import take
+from timer.recovery.snapshot import OfferLeadership, Snapshot
+from timer.recovery.snapshot_receiver import IncomingSnapshot
+from timer.recovery.snapshot_source import pin
 
 SPILLS = STATE / SPILL_DIRECTORY
 
@@ -77,22 +77,22 @@ PINNED = Path("/outgoing")
 INCOMING = Path("/incoming")
 
 
-UNDER = OfferedUnder(Epoch(9), ReplicaId(3), Nonce(77))
+UNDER = OfferLeadership(Epoch(9), ReplicaId(3), Nonce(77))
 
 
 def taken() -> tuple[SimDisk, Snapshot, Log]:
     log = busy_log()
     disk, _ = flushed(log)
-    return disk, take(disk, STATE, PINNED), log
+    return disk, pin(disk, STATE, PINNED), log
 
 
 def receive(
     source: SimDisk, there: Snapshot, disk: SimDisk, size: int = 100, limit: int = 1 << 30
-) -> Incoming:
+) -> IncomingSnapshot:
     """Fetch up to `limit` chunks of `size` bytes."""
-    incoming = Incoming(disk, INCOMING)
+    incoming = IncomingSnapshot(disk, INCOMING)
     incoming.begin(there, UNDER)
-    while limit and (wanted := incoming.wanted()) is not None:
+    while limit and (wanted := incoming.next_missing()) is not None:
         part, offset = wanted
         incoming.put(part, offset, source.read(PINNED / part.path, offset, size))
         limit -= 1

@@ -53,7 +53,7 @@ class Paused:
         self.log.now_ms = START_MS + at_ms
         self.catch_up()
         entry = self.log.fire(START_MS + at_ms, rows_max)
-        self.engine.committed(entry.index)
+        self.engine.raise_commit_index(entry.index)
         answers: list[Any] = []
         self.engine._observe = lambda _, applied: answers.append(answer_of(applied))
         while not self.engine.fold([entry]):  # a thread would read before, or it is read here
@@ -101,7 +101,7 @@ class Paused:
 
     def pending(self, topic: int = 1) -> list[int]:
         what = Filter(topic=topic, due_from_ms=0, due_to_ms=1 << 48)
-        found = pages(self.machine.store.cut(), what, 3)
+        found = pages(self.machine.store.read_view(), what, 3)
         return [int(body[1:]) for page in found for _, _, body, _ in page]
 
 

@@ -35,7 +35,7 @@ from timer.pending.runs import (
 )
 from timer.pending.runs import merge as merge_module
 from timer.pending.runs import run_set as runs
-from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.frozen_memtable import FrozenMemtable
 from timer.pending.runs.merge import Merge
 from timer.pending.runs.read_window import ReadAhead
 from timer.pending.runs.run import RunMeta
@@ -46,6 +46,14 @@ Timer = tuple[int, int, bytes, bytes, bytes]
 
 NOW = 1_700_000_000_000
 ALL = 1 << 20
+
+
+def read_ahead(store: Store, now_ms: int) -> None:
+    """Read the rows of runs that are due soon, in this thread."""
+    ahead = store.begin_read_ahead(UnixMs(now_ms))
+    if ahead is not None:
+        ahead.read()
+        store.end_read_ahead(ahead)
 
 
 def batch(first_seq: int, dues: list[int], gap: int = 0) -> tuple[RowArray, bytes]:
@@ -136,7 +144,7 @@ class Node:
         self.results: list[Any] = []
         self.manifest = Manifest([], self.store.position, 0, 0)
         self.leads = False
-        self.frozen: Frozen | None = None
+        self.frozen: FrozenMemtable | None = None
         self.next_manifest: Manifest | None = None
         self.merge: Merge | None = None
         self.ahead: ReadAhead | None = None
@@ -276,7 +284,7 @@ class Comparison:
         expected = self.model.fire(read_time_ms, rows_max, bytes_max)
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, ALL)
         for node in self.nodes[: step % 3]:
-            if not node.store.look(fire):
+            if not node.store.try_find_due(fire):
                 prefetch = node.store.begin_prefetch([], fire=fire)
                 if prefetch is not None:
                     prefetch.read()
@@ -319,11 +327,11 @@ class Comparison:
         node = self.nodes[which]
         begun = node.ahead is None
         if begun:
-            node.ahead = node.store.begin_ahead(UnixMs(self.model.position[0]))
+            node.ahead = node.store.begin_read_ahead(UnixMs(self.model.position[0]))
             if node.ahead is not None:
                 node.ahead.read()
         if node.ahead is not None and (at_once or not begun):
-            node.store.end_ahead(node.ahead)
+            node.store.end_read_ahead(node.ahead)
             node.ahead = None
 
     def look_up(self, pick: int) -> None:
@@ -359,7 +367,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (merge_plan, "FAN", 2),
         (merge_plan, "DEPTH", 2),
-        (prefetch, "ASKED_MIN", 2),
+        (prefetch, "LOOP_LOOKUPS_MAX", 2),
         (merge_plan, "SMALL_SIZE", 1_000),
         (merge_plan, "PART_SIZE", 3_000),
         (runs, "PART_SIZE", 3_000),

@@ -37,7 +37,7 @@ FLOOR = UnixMs(NOW - 100)
 
 
 def rules(**said: Any) -> Rules:
-    policies = Policies().changed(CLUSTER, ScopePolicy(**said))
+    policies = Policies().with_policy(CLUSTER, ScopePolicy(**said))
     return Rules(policies.effective(DEFAULTS))
 
 

@@ -15,7 +15,7 @@ from timer.model.firing_order import Position, after, find
 from timer.model.timer_id import mix, mix_one
 from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
 from timer.pending.memory.tiers import Tiers
-from timer.pending.prefetch import MOVED_MIN, PrefetchTargets, is_surely_little
+from timer.pending.prefetch import LOOP_PAYLOADS_MAX, PrefetchTargets, is_surely_small
 from timer.pending.runs.key_file import ENTRY, KeyFile, encode
 from timer.pending.store import Store
 from timer.ready.topic_shares import row_sum
@@ -162,7 +162,7 @@ def test_what_is_surely_little_is_little() -> None:
         )
 
     keys = Keys(np.ones(1, np.uint32), Binary.of([b"k"]))
-    moves = {n: Reschedule(ids(n), np.arange(n), np.arange(n)) for n in (1, MOVED_MIN, 5)}
+    moves = {n: Reschedule(ids(n), np.arange(n), np.arange(n)) for n in (1, LOOP_PAYLOADS_MAX, 5)}
     entries = [
         *(entry(EntryKind.CANCEL, encode_cancel(targets)) for targets in (ids(1), ids(70), keys)),
         *(entry(EntryKind.RESCHEDULE, encode_reschedule(move)) for move in moves.values()),
@@ -172,11 +172,11 @@ def test_what_is_surely_little_is_little() -> None:
     for seed in range(300):
         some = random.Random(seed).choices(entries, k=1 + seed % 3)
         for has_keys in (True, False):
-            if is_surely_little(some, 0, keys=has_keys):
+            if is_surely_small(some, 0, keys=has_keys):
                 little += 1
                 asked = PrefetchTargets(some, lambda due, seq: due, keys=has_keys)
                 assert not asked.names
-                assert asked.is_little([])
+                assert asked.is_small([])
     assert little > 100
-    assert not is_surely_little([entries[0]], 65, keys=False)
-    assert is_surely_little([entries[0]], 64, keys=False)
+    assert not is_surely_small([entries[0]], 65, keys=False)
+    assert is_surely_small([entries[0]], 64, keys=False)

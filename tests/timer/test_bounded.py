@@ -18,10 +18,10 @@ from tests.timer.machines import (
 )
 from tests.timer.node_files import SPILLS
 from timer.entries.payloads import Op
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.model.units import TopicId
 from timer.ready.page_cache import SpillRef
-from timer.ready.spill import SMALL_FILES_MAX, sparse
+from timer.ready.spill import SMALL_FILES_MAX, blocks_to_move
 from timer.recovery import scrub
 from timer.recovery.engine import Engine
 
@@ -94,7 +94,7 @@ def test_what_fits_is_copied_and_what_frees_most_goes_first() -> None:
         refs += [SpillRef(name, 0, size - 10), SpillRef(name, 500, 10)]
 
     def moved(size_max: int) -> list[str]:
-        names = [ref.file for ref in sparse(disk, SPILLS, refs, size_max)]
+        names = [ref.file for ref in blocks_to_move(disk, SPILLS, refs, size_max)]
         assert len(names) == 2 * len({*names}), "a file goes as a whole"
         return sorted({*names})
 
@@ -115,10 +115,10 @@ def test_flush_copies_no_more_than_there_is_room_for() -> None:
     log.now_ms += 2_000
     log.checkpoint()
     catch_up(engine, log)
-    engine.room = Room(engine._flush_size, 0, low=True)
+    engine.disk_space = DiskSpace(engine._flush_size, 0, low=True)
     flush(engine)
     assert {*disk.list_dir(SPILLS)} == files_before, "nothing was copied, nothing is lost"
-    engine.room = Room.plenty()
+    engine.disk_space = DiskSpace.unmeasured()
     for _ in range(2):  # copied blocks may be read at their old place until the next flush
         log.checkpoint()
         catch_up(engine, log)
@@ -160,7 +160,7 @@ def test_page_that_is_fetched_while_its_block_moves_is_found(late: bool) -> None
     machine = engine.machine
     queue = machine.topics[SMALL].queue
     machine.pages.evict(0)
-    assert queue.at_hand(np.arange(queue.begin, queue.end, dtype=np.uint64)) == 0
+    assert queue.count_in_memory(np.arange(queue.begin, queue.end, dtype=np.uint64)) == 0
     fetch = engine.begin_fetch()
     assert fetch is not None
     refs = {block.spill for block in queue.blocks}
@@ -177,7 +177,7 @@ def test_page_that_is_fetched_while_its_block_moves_is_found(late: bool) -> None
     if again is not None:
         again.read()
         engine.end_fetch(again)
-    assert queue.at_hand(np.arange(queue.begin, queue.begin + 1, dtype=np.uint64)) == 1
+    assert queue.count_in_memory(np.arange(queue.begin, queue.begin + 1, dtype=np.uint64)) == 1
 
 
 def test_restart_between_the_manifest_and_the_move_finds_the_blocks() -> None:
@@ -213,7 +213,7 @@ def test_a_full_disk_gets_back_the_room_of_what_ended(ending: str, runs: int) ->
         flush(engine)
     taken = run_bytes(disk)
     assert taken > rows * PAYLOAD
-    engine.room = Room(free=taken // 4, reserve=taken, low=True)
+    engine.disk_space = DiskSpace(free=taken // 4, reserve=taken, low=True)
     assert engine.begin_merge() is None
     if ending == "cancelled":
         log.cancel([(due + number, 1 + number) for number in range(rows)])

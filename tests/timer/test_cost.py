@@ -12,6 +12,7 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.calls import calls_of
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, u64
+from tests.timer.stores import read_ahead
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import CATCH_UPS, DROP, Scope
@@ -29,7 +30,7 @@ from timer.model.timer_errors import LimitReachedError
 from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
-from timer.pending.memory.memtable import PORTION_SIZE, ROOM_ROWS, Memtable
+from timer.pending.memory.memtable import PORTION_SIZE, SPARE_ROWS, Memtable
 from timer.pending.read_view import Filter, ViewTally
 from timer.pending.runs import run_index, run_writer
 from timer.pending.runs.run import Run
@@ -91,9 +92,9 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     catch_up(engine, log)
     if dead == "cancelled in files":
         flush(engine)
-    engine.machine.store.preload(UnixMs(DUE + count))  # all of it is in memory, dead as it is
+    read_ahead(engine.machine.store, DUE + count)  # all of it is in memory, dead as it is
     fire = log.fire(DUE + count)
-    engine.committed(LogIndex(fire.index))
+    engine.raise_commit_index(LogIndex(fire.index))
     assert engine.begin_prefetch([fire]) is None
     assert engine.fold([fire]) == 0
     prefetch = engine.begin_prefetch([fire])
@@ -102,7 +103,7 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     engine.use_prefetch(prefetch)
     assert engine.fold([fire]) == 1
     assert engine.machine.counts.fired == 2
-    assert engine.machine.store.passed <= 100
+    assert engine.machine.store.dead_rows_passed <= 100
 
 
 def test_a_fire_before_the_first_run_passes_no_tombstones_of_a_flush(
@@ -117,11 +118,11 @@ def test_a_fire_before_the_first_run_passes_no_tombstones_of_a_flush(
     log.cancel([(DUE + number, 1 + number) for number in range(count - 1)])
     catch_up(engine, log)
     fire = log.fire(DUE + count)
-    engine.committed(LogIndex(fire.index))
+    engine.raise_commit_index(LogIndex(fire.index))
     assert engine.begin_prefetch([fire]) is None
     assert engine.fold([fire]) == 1, "no thread is asked: it has no run to read"
     assert engine.machine.counts.fired == 1
-    assert engine.machine.store.passed == 0
+    assert engine.machine.store.dead_rows_passed == 0
 
 
 def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
@@ -197,7 +198,7 @@ def portions_of(engine: Engine, entry: Entry, *counted: tuple[type, str]) -> lis
 
         return mock.patch.object(cls, name, call)
 
-    engine.committed(entry.index)
+    engine.raise_commit_index(entry.index)
     with ExitStack() as patches:
         for cls, name in counted:
             patches.enter_context(count_calls(cls, name))
@@ -215,7 +216,7 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     engine, log = begun(topics)
     log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)]))
     catch_up(engine, log)
-    counted = (Pauses, "_follow"), (Topic, "retain")
+    counted = (Pauses, "_follow"), (Topic, "set_retention")
     pause = log.policy(Scope(""), paused=True, retention_ms=1)
     counts = portions_of(engine, pause, *counted)
     assert max(counts) == MANY
@@ -307,27 +308,27 @@ def test_memory_for_rows_is_touched_in_portions_before_they_are_inserted() -> No
     assert sum(counts) == counts[-1] == 1
     assert len(counts) > count * row // PORTION_SIZE
     assert engine.machine.store.pending == count
-    few = log.schedule(part_of([(1, DUE, b"")] * ROOM_ROWS))
+    few = log.schedule(part_of([(1, DUE, b"")] * SPARE_ROWS))
     assert portions_of(engine, few, INSERT) == [1], "there was memory for these"
 
 
 def test_rows_are_copied_to_larger_arrays_in_portions() -> None:
     engine, log = begun(1)
     store, count = engine.machine.store, 3 * PORTION_SIZE // 56
-    store._memtable = Memtable(store.position, capacity=count + 2 * ROOM_ROWS)
+    store._memtable = Memtable(store.position, capacity=count + 2 * SPARE_ROWS)
     log.schedule(part_of([(1, DUE + number, b"") for number in range(count)]))
     catch_up(engine, log)
-    log.schedule(part_of([(1, DUE, b"")] * ROOM_ROWS))
+    log.schedule(part_of([(1, DUE, b"")] * SPARE_ROWS))
     catch_up(engine, log)
-    assert len(store.memtable.rows) == count + 2 * ROOM_ROWS
+    assert len(store.memtable.rows) == count + 2 * SPARE_ROWS
     portions = portions_of(engine, log.schedule(part_of([(1, DUE, b"")])), INSERT)
     assert sum(portions) == portions[-1] == 1
     assert len(portions) > 3
-    assert len(store.memtable.rows) == 2 * (count + 2 * ROOM_ROWS)
+    assert len(store.memtable.rows) == 2 * (count + 2 * SPARE_ROWS)
     while store.pending:
         log.fire(DUE + count)
         catch_up(engine, log)
-    assert engine.machine.counts.fired == count + ROOM_ROWS + 1
+    assert engine.machine.counts.fired == count + SPARE_ROWS + 1
     assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
@@ -375,7 +376,7 @@ def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPat
     seen: Position | None = what.start
     found: list[tuple[int, int]] = []
     while seen is not None:
-        page = engine.machine.store.cut().page(what, seen, 10)
+        page = engine.machine.store.read_view().page(what, seen, 10)
         rows = page.timers.rows
         found += zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True)
         seen = page.next
@@ -403,9 +404,11 @@ def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_o
     for prefix in (b"order-77-2", b"order-4", b"order-", b"order-77-20", b"other"):
         handled, wanted = 0, [at for at, key in enumerate(keys, 1) if key.startswith(prefix)]
         what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47, key_prefix=prefix)
-        page = engine.machine.store.cut().page(what, what.start, len(keys) + 1)
+        page = engine.machine.store.read_view().page(what, what.start, len(keys) + 1)
         assert page.timers.rows["seq"].tolist() == wanted
-        assert engine.machine.store.cut().tally(what, what.start) == ViewTally(len(wanted), None)
+        assert engine.machine.store.read_view().tally(what, what.start) == ViewTally(
+            len(wanted), None
+        )
         assert handled == len(wanted)
 
 
@@ -430,7 +433,7 @@ def test_pages_of_a_topic_read_only_batches_of_runs_with_its_rows(
     ):
         what = Filter(topic=topic, due_from_ms=0, due_to_ms=1 << 47)
         with mock.patch.object(Run, "head", autospec=True, side_effect=Run.head) as head:
-            page = engine.machine.store.cut().page(what, what.start, 100)
+            page = engine.machine.store.read_view().page(what, what.start, 100)
             assert (page.timers.rows["seq"].tolist(), page.next) == (seqs, None)
             assert head.call_count == batches
 
@@ -452,7 +455,7 @@ def test_pages_go_on_within_a_stripe_of_several_batches(
         what = Filter(topic=topic, due_from_ms=0, due_to_ms=1 << 47)
         found, at = list[int](), what.start
         for _ in topics:
-            page = store.cut().page(what, at, page_rows)
+            page = store.read_view().page(what, at, page_rows)
             found += page.timers.rows["seq"].tolist()
             if page.next is None:
                 break
@@ -473,9 +476,9 @@ def test_count_by_a_prefix_of_keys_reads_a_bounded_number_of_rows(
     catch_up(engine, log)
     what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47, key_prefix=b"1-")
     counts, seen = [], what.start
-    while (part := engine.machine.store.cut().tally(what, seen)).next is not None:
+    while (part := engine.machine.store.read_view().tally(what, seen)).next is not None:
         counts.append(part.timers)
         seen = part.next
     assert [*counts, part.timers] == [50] * 10
     every = replace(what, key_prefix=b"")
-    assert engine.machine.store.cut().tally(every, every.start) == ViewTally(1_000, None)
+    assert engine.machine.store.read_view().tally(every, every.start) == ViewTally(1_000, None)

@@ -152,7 +152,7 @@ def test_rate_of_the_narrower_scope_counts_and_zero_is_no_limit() -> None:
 
 
 def due_of(seed: int, when: WantedTimes, rows: int, **said: Any) -> list[int]:
-    effective = Policies().changed(CLUSTER, ScopePolicy(**said)).effective(DEFAULTS)
+    effective = Policies().with_policy(CLUSTER, ScopePolicy(**said)).effective(DEFAULTS)
     rules = Rules(effective, Draws(seed))
     times = rules.times(when, rows, Now(MonoMs(0), UnixMs(NOW)), UnixMs(NOW - 100))
     assert len(times.requested_ms) == len(times.due_ms) == rows

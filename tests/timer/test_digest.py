@@ -58,7 +58,7 @@ COUNTS = ("scheduled", "fired", "cancelled", "dropped")
 TOPIC = ("deleted_in", "expired", "pending_sum", "pending_bytes", "held", "held_bytes")
 QUEUE = ("begin", "end", "chain")
 GROUP = (
-    *("group_id", "cursor", "reserved", "since", "delivered_to", "ack_sum", "acked_count"),
+    *("group_id", "cursor", "reserved", "since_epoch", "delivered_to", "ack_sum", "acked_count"),
     *("ended_sum", "recalled_sum", "later_sum", "expired", "expired_to", "moved_sum"),
 )
 PLAIN: dict[str, Callable[[Machine], None]] = {
@@ -87,12 +87,12 @@ def used(machine: Machine) -> None:
 
 
 def released(machine: Machine) -> None:
-    topic_of(machine).release = TopicRelease("all", UnixMs(1), Seq(1), None, waits=False)
+    topic_of(machine).release = TopicRelease("all", UnixMs(1), Seq(1), None, is_waiting=False)
 
 
 def released_further(machine: Machine) -> None:
     topic_of(machine).release = TopicRelease(
-        "all", UnixMs(1), Seq(1), Position(1, Seq(1)), waits=False
+        "all", UnixMs(1), Seq(1), Position(1, Seq(1)), is_waiting=False
     )
 
 
@@ -100,7 +100,7 @@ OTHERS: dict[str, Callable[[Machine], None]] = {
     "voters": lambda m: setattr(m, "voters", (*m.voters, ReplicaId(9))),
     "a mark of what fired": lambda m: setattr(m, "fire_marks", deque([*m.fire_marks, (1, 1)])),
     "a policy": lambda m: setattr(
-        m, "policies", m.policies.changed(Scope("", TopicId(1)), ScopePolicy(ttl_ms=7))
+        m, "policies", m.policies.with_policy(Scope("", TopicId(1)), ScopePolicy(ttl_ms=7))
     ),
     "a cancel": lambda m: m.outcomes.add(ALREADY_CANCELLED, u64([1]), np.array([1])),
     "a dropped timer": lambda m: m.outcomes.add(DROPPED, u64([1]), np.array([1])),
@@ -115,7 +115,7 @@ OTHERS: dict[str, Callable[[Machine], None]] = {
     "a topic's name": lambda m: setattr(topic_of(m), "name", "c"),
     "a group's name": lambda m: setattr(group_of(m), "name", "h"),
     "a group's settings": lambda m: setattr(group_of(m), "settings", GroupSettings(lease_ms=7)),
-    "a mark of a failover": lambda m: group_of(m).marks.append(3),
+    "a mark of a failover": lambda m: group_of(m).delivered_ends.append(3),
 }
 CHANGES = PLAIN | OTHERS
 

@@ -276,7 +276,7 @@ def test_files_in_a_directory_of_root_are_for_the_owner_of_the_identity_there(
         (tmp_path / "identity.json").symlink_to("absent")  # the owner of the link itself counts
     monkeypatch.setattr(os, "fstat", lambda fd: owned(real[0](fd), 0))
     monkeypatch.setattr(os, "stat", lambda name, **way: owned(real[1](name, **way), 4242))
-    with disk._around(tmp_path / "a") as (_, found):
+    with disk._opened_parent(tmp_path / "a") as (_, found):
         assert found == (owner, 4243)
 
 

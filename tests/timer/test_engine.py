@@ -7,14 +7,14 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.calls import calls_of
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import NotLeaderError
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.run import Finder
 from timer.recovery import engine as engine_module
-from timer.recovery.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
+from timer.recovery.engine import CHECKPOINTS_MAX, FLUSH_OVERHEAD, FOLD_BYTES, Engine
 
 
 class View(Log):
@@ -49,12 +49,12 @@ def test_only_what_is_committed_is_applied() -> None:
     applied = engine.machine.applied_index
     log.topic("b")
     log.topic("c")
-    seen = [engine.behind]
-    engine.committed(LogIndex(applied + 1))
-    seen.append(engine.behind)
+    seen = [engine.is_behind]
+    engine.raise_commit_index(LogIndex(applied + 1))
+    seen.append(engine.is_behind)
     assert seen == [False, True]
     assert engine.next_chunk() == (applied + 1, applied + 1)
-    engine.committed(LogIndex(1))  # never goes back
+    engine.raise_commit_index(LogIndex(1))  # never goes back
     assert engine.commit_index == applied + 1
 
 
@@ -63,9 +63,9 @@ def test_fold_stops_after_about_its_share_of_bytes_and_goes_on_from_there() -> N
     for _ in range(5):
         log.schedule(part_of([(1, START_MS, bytes(FOLD_BYTES // 2))]))
     first = engine.machine.applied_index
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     sizes = []
-    while engine.behind:
+    while engine.is_behind:
         start, end = engine.next_chunk()
         sizes.append(engine.fold(log.cached(start, end)))
     assert sizes == [2, 2, 1]
@@ -77,7 +77,7 @@ def test_fold_stops_after_some_entries_however_small_they_are() -> None:
     engine, log = begun()
     for _ in range(200):
         log.schedule(part_of([(1, START_MS, b"")]))
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     assert 16 <= engine.fold(log.cached(*engine.next_chunk())) <= 64
 
 
@@ -88,9 +88,9 @@ def test_fold_stops_after_a_fire_of_much_payload() -> None:
     catch_up(engine, log)
     for _ in range(6):
         log.fire(START_MS + 10, rows_max=1)
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     sizes = []
-    while engine.behind:
+    while engine.is_behind:
         sizes.append(engine.fold(log.cached(*engine.next_chunk())))
     assert sizes == [2, 2, 2]
 
@@ -105,9 +105,9 @@ def test_fold_stops_after_a_fire_of_many_rows() -> None:
     catch_up(engine, log)
     for _ in range(4):
         log.fire(START_MS + 10, rows_max=rows // 2)
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     sizes = []
-    while engine.behind:
+    while engine.is_behind:
         sizes.append(engine.fold(log.cached(*engine.next_chunk())))
     assert sizes == [1, 1, 2]
 
@@ -121,7 +121,7 @@ def test_fold_stops_after_an_entry_of_many_small_things(what: str) -> None:
             log.schedule(*[part_of([(1, START_MS, b"")])] * 1500)
         else:
             log.cancel([(START_MS, 1)] * 1500)
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     assert engine.fold(log.cached(*engine.next_chunk())) == 2
 
 
@@ -135,9 +135,9 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
     for entry in range(entries):
         names = [f"{entry}-{key}".encode() for key in range(keys)]
         log.schedule(part_of([(1, START_MS + 1, b"")] * keys, keys=names))
-    engine.committed(LogIndex(len(log.entries)))
-    asked = calls_of(monkeypatch, Prefetch, "_ask_keys")
-    while engine.behind:
+    engine.raise_commit_index(LogIndex(len(log.entries)))
+    asked = calls_of(monkeypatch, Prefetch, "_find_keys")
+    while engine.is_behind:
         chunk = log.cached(*engine.next_chunk())
         prefetch = engine.begin_prefetch(chunk)
         if prefetch is not None:
@@ -166,7 +166,7 @@ def test_taken_keys_are_found_without_the_rows_that_have_them(
             flush(engine)
             asked.clear()
         log.schedule(part_of(rows, keys=names))
-        engine.committed(LogIndex(len(log.entries)))
+        engine.raise_commit_index(LogIndex(len(log.entries)))
         chunk = log.cached(*engine.next_chunk())
         prefetch = engine.begin_prefetch(chunk)
         assert prefetch is not None
@@ -190,7 +190,7 @@ def test_timers_that_are_cancelled_in_the_chunk_that_has_their_keys_are_read_by_
     flush(engine)
     log.schedule(part_of(rows, keys=names))  # its rows are not needed, those of the next are
     log.cancel_keys([(1, name) for name in names])
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     chunk = log.cached(*engine.next_chunk())
     prefetch = engine.begin_prefetch(chunk)
     assert prefetch is not None
@@ -267,14 +267,14 @@ def test_flush_that_does_not_fit_waits_for_room() -> None:
     engine, log = begun()
     log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
     catch_up(engine, log)
-    needed = engine.unflushed_bytes + FLUSH_ROOM
-    engine.room = Room(needed - 1, 0, low=True)
+    needed = engine.unflushed_bytes + FLUSH_OVERHEAD
+    engine.disk_space = DiskSpace(needed - 1, 0, low=True)
     assert not engine.wants_flush(memtable_bytes=1, log_bytes=1, log_entries=1)
     assert engine.begin_flush() is None
-    engine.room = Room(needed, 0, low=True)
+    engine.disk_space = DiskSpace(needed, 0, low=True)
     assert engine.wants_flush(memtable_bytes=1, log_bytes=1, log_entries=1)
     flush(engine)
-    engine.room = Room(FLUSH_ROOM, 0, low=True)
+    engine.disk_space = DiskSpace(FLUSH_OVERHEAD, 0, low=True)
     assert not engine.flush_fits, "there is a manifest to be written again"
 
 
@@ -283,20 +283,20 @@ def test_what_was_prepared_for_a_flush_that_is_none_is_let_go() -> None:
     log.topic("b")
     log.topic("c")
     catch_up(engine, log)
-    cutting = [engine.cutting, engine.prepare_flush(1), engine.cutting]
+    cutting = [engine.capture_begun, engine.prepare_flush(1), engine.capture_begun]
     assert cutting == [False, False, True]
-    engine.room = Room(0, 0, low=True)
+    engine.disk_space = DiskSpace(0, 0, low=True)
     assert engine.prepare_flush(1), "there is nothing to prepare"
-    assert (engine.begin_flush(), engine.cutting) == (None, False)
-    engine.room = Room.plenty()
+    assert (engine.begin_flush(), engine.capture_begun) == (None, False)
+    engine.disk_space = DiskSpace.unmeasured()
     while not engine.prepare_flush(1):
         pass
     flush = engine.begin_flush()
     assert flush is not None
-    assert (engine.prepare_flush(1), engine.cutting) == (True, False), "one is under way"
+    assert (engine.prepare_flush(1), engine.capture_begun) == (True, False), "one is under way"
     flush.write()
     engine.end_flush(flush)
-    assert (engine.prepare_flush(1), engine.cutting) == (True, False), "nothing is new"
+    assert (engine.prepare_flush(1), engine.capture_begun) == (True, False), "nothing is new"
 
 
 def test_low_disk_is_flushed_sooner_to_let_the_log_go() -> None:
@@ -304,9 +304,9 @@ def test_low_disk_is_flushed_sooner_to_let_the_log_go() -> None:
     log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))]))
     catch_up(engine, log)
     assert not engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
-    engine.room = Room(10**6, 80_000, low=True)
+    engine.disk_space = DiskSpace(10**6, 80_000, low=True)
     assert engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
-    engine.room = Room(10**6, 160_000, low=True)
+    engine.disk_space = DiskSpace(10**6, 160_000, low=True)
     assert not engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
 
 
@@ -316,19 +316,19 @@ def test_merge_takes_at_most_half_of_what_is_free() -> None:
         log.schedule(part_of([(1, START_MS + 10**6 + number, bytes(1_000))]))
         catch_up(engine, log)
         flush(engine)
-    engine.room = Room(10_000, 0, low=True)
+    engine.disk_space = DiskSpace(10_000, 0, low=True)
     assert engine.begin_merge() is None
-    engine.room = Room(100_000, 0, low=True)
+    engine.disk_space = DiskSpace(100_000, 0, low=True)
     assert engine.begin_merge() is not None
 
 
 def test_last_checkpoints_are_kept() -> None:
     engine, log = begun()
-    for _ in range(CHECKPOINTS_KEPT + 5):
+    for _ in range(CHECKPOINTS_MAX + 5):
         log.checkpoint()
     catch_up(engine, log)
     last = len(log.entries)
-    assert list(engine.digests) == list(range(last - CHECKPOINTS_KEPT + 1, last + 1))
+    assert list(engine.digests) == list(range(last - CHECKPOINTS_MAX + 1, last + 1))
     checkpoint = engine.machine.checkpoint
     assert checkpoint is not None
     assert engine.digests[LogIndex(last)] == checkpoint.digest
@@ -366,7 +366,7 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
 def test_engine_that_is_behind_does_not_lead() -> None:
     engine, log = begun()
     log.topic("b")
-    engine.committed(LogIndex(len(log.entries)))
+    engine.raise_commit_index(LogIndex(len(log.entries)))
     with pytest.raises(AssertionError):
         engine.lead(Epoch(2), log.propose, NOW)
 

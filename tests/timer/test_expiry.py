@@ -153,9 +153,9 @@ def _compare(topic: Topic, model: Model) -> None:
         asked = range(model.end + 5)
         done = [model.is_done(name, o) or o < group.cursor for o in asked]
         assert group.is_acked(u64(asked)).tolist() == done
-        assert group.unacked(queue.end) == done[: model.end].count(False)
+        assert group.unacked_count(queue.end) == done[: model.end].count(False)
         assert group.reserved >= group.cursor
-        assert group.later_sum == group.later_hashes()
+        assert group.later_sum == group.recomputed_later_sum()
 
 
 def test_digest_tells_expired_messages_from_acked_ones() -> None:
@@ -206,13 +206,13 @@ def test_prefix_is_the_longest_of_which_all_is_due_by_then(
         for block in queue.blocks:
             block.page = None
     offset, due = expired_prefix(queue, outlived, begin + span)
-    if away and queue.pages._wanted:
-        [border] = queue.pages._wanted
+    if away and queue.pages._requested:
+        [border] = queue.pages._requested
         assert border.due_ms_min <= outlived < border.due_ms_max, "else it is known without"
         assert (offset, due) == (max(begin, border.first), None)
         border.page = pages[queue.blocks.index(border)]
         offset, due = expired_prefix(queue, outlived, begin + span)
-        if queue.pages._wanted.keys() - {border}:
+        if queue.pages._requested.keys() - {border}:
             return
     young = [o for o in range(begin, len(flat)) if flat[o] > outlived]
     expected = min([*young[:1], len(flat)])

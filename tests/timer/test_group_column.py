@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from timer.ready import group_column
 from timer.ready.group import FLAGS, NUMBERS, TIMES
-from timer.ready.group_column import GroupColumn, empty
+from timer.ready.group_column import GroupColumn, empty_column
 
 CHUNK = 1 << GroupColumn.bits
 
@@ -39,7 +39,7 @@ def test_column_agrees_with_a_dict(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupColumn, "bits", bits)
-        column, model = empty(dtype), dict[int, int]()
+        column, model = empty_column(dtype), dict[int, int]()
         for at, number, further, many in steps:
             offsets = [floor + each for each in at]
             value = min(number, 1) if dtype == FLAGS else number
@@ -55,7 +55,7 @@ def test_column_agrees_with_a_dict(
             floor += further
             model = {offset: each for offset, each in model.items() if offset >= floor}
             assert_agrees(column, model, floor)
-        assert not empty(dtype).used
+        assert not empty_column(dtype).value_count
 
 
 def assert_agrees(column: GroupColumn, model: dict[int, int], floor: int) -> None:
@@ -71,31 +71,31 @@ def assert_agrees(column: GroupColumn, model: dict[int, int], floor: int) -> Non
             unset = [offset for offset in range(start, end) if offset not in model]
             assert column.first_unset(start) == unset[0]
             for count in (0, 1, 3, 300):
-                assert column.unset(start, end, count).tolist() == unset[:count]
+                assert column.unset_offsets(start, end, count).tolist() == unset[:count]
 
 
 @pytest.mark.parametrize("far", [2**63, 2**64 - 1])
 def test_offsets_outside_are_unset(far: int) -> None:
     for offsets in ([5, 6], [5, CHUNK * 2 + 7]):
-        column = empty(FLAGS).put(u64(offsets), 1, 5)
+        column = empty_column(FLAGS).put(u64(offsets), 1, 5)
         assert column.of(u64([0, 4, 5, far, 40 * CHUNK])).tolist() == [0, 0, 1, 0, 0]
 
 
 def test_flags_of_millions_take_memory_only_where_some_differ() -> None:
-    column = empty(FLAGS)
+    column = empty_column(FLAGS)
     for start in range(1, 40 * CHUNK, 50_000):  # the first one stays unset
         column = column.put(np.arange(start, start + 50_000, dtype=np.uint64), 1, 0)
         assert column.nbytes <= 3 * CHUNK
-    assert column.used >= 39 * CHUNK
-    times = empty(TIMES).put(u64([0, 30 * CHUNK]), 7, 0)
+    assert column.value_count >= 39 * CHUNK
+    times = empty_column(TIMES).put(u64([0, 30 * CHUNK]), 7, 0)
     assert times.nbytes == 2 * 8 * CHUNK
     times = times.put(u64([0]), 0, 0)
     assert times.nbytes == 8 * CHUNK
-    assert times.put(u64([30 * CHUNK]), 0, 0) is empty(TIMES)
+    assert times.put(u64([30 * CHUNK]), 0, 0) is empty_column(TIMES)
 
 
 def test_change_after_a_freeze_copies_only_its_chunk() -> None:
-    column = empty(NUMBERS).put(np.arange(0, 20 * CHUNK, 2, dtype=np.uint64), 3, 0)
+    column = empty_column(NUMBERS).put(np.arange(0, 20 * CHUNK, 2, dtype=np.uint64), 3, 0)
     frozen, before = column.freeze(0), [*column._chunks]
     column.put(u64([5 * CHUNK + 1]), 9, 0)
     changed = [at for at, chunk in enumerate(column._chunks) if chunk is not before[at]]
@@ -104,11 +104,11 @@ def test_change_after_a_freeze_copies_only_its_chunk() -> None:
     column.put(u64([5 * CHUNK + 3]), 9, 0)
     assert column._chunks[5].flags.writeable, "a second change copies nothing"
     again = GroupColumn.unpack(frozen.pack(), NUMBERS, 0)
-    assert (again.used, again.top) == (10 * CHUNK, 20 * CHUNK - 1)
+    assert (again.value_count, again.top) == (10 * CHUNK, 20 * CHUNK - 1)
 
 
 def test_short_array_follows_the_cursor() -> None:
-    column = empty(FLAGS)
+    column = empty_column(FLAGS)
     for start in range(1, 1_000_000, 1000):
         column = column.put(np.arange(start, start + 1000, dtype=np.uint64), 1, start)
         assert column.nbytes <= 4096

@@ -108,8 +108,8 @@ def test_seek_to_a_time_finds_the_first_that_fired_then_or_later_also_on_disk() 
         play.schedule(f"s{number}", 0, 0)
         play.settle()
     queue = play.machine.topics[play.topic_id].queue
-    assert [queue.fired_from(UnixMs(t)) for t in times] == [0, 2, 4, 6, 8]
-    assert [queue.fired_from(UnixMs(t + 1)) for t in times] == [2, 4, 6, 8, 10]
+    assert [queue.offset_fired_from(UnixMs(t)) for t in times] == [0, 2, 4, 6, 8]
+    assert [queue.offset_fired_from(UnixMs(t + 1)) for t in times] == [2, 4, 6, 8, 10]
     pages = [block.page for block in queue.blocks]
     for block in queue.blocks:
         block.page = None  # as if only files held them
@@ -117,7 +117,7 @@ def test_seek_to_a_time_finds_the_first_that_fired_then_or_later_also_on_disk() 
     play.step()
     assert "seek" not in play.answers
     assert play.leader.groups.waiting
-    [block] = [block for block in queue.blocks if queue.pages.wants(block)]
+    [block] = [block for block in queue.blocks if queue.pages.is_requested(block)]
     block.page = pages[queue.blocks.index(block)]  # the others stay in their files
     play.settle()
     assert isinstance(play.answers["seek"], SeekApplied)
@@ -308,4 +308,4 @@ def test_last_group_that_is_deleted_leaves_what_fired_to_retention() -> None:
     assert (topic.queue.begin, topic.queue.end, topic.groups, topic.group_by_id) == (0, 3, {}, {})
     machine.apply(log.create_group(1, "g"))
     assert topic.groups["g"].cursor == 0
-    assert topic.groups["g"].since == machine.applied_epoch
+    assert topic.groups["g"].since_epoch == machine.applied_epoch

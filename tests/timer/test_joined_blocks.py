@@ -23,13 +23,13 @@ from tests.timer.machines import (
 from tests.timer.node_files import SPILLS
 from timer.entries.payloads import Op
 from timer.entries.policies import Scope
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.groups.expiry import expired_prefix
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import QueueOffset, TopicId, UnixMs
 from timer.ready import spill as spill_module
 from timer.ready.page_cache import Block, SpillRef
-from timer.ready.queue import MARK_MS, Queue
+from timer.ready.queue import INTERVAL_MS, Queue
 from timer.ready.spill import (
     BLOCK_ROWS_MAX,
     BLOCK_WORK,
@@ -38,14 +38,14 @@ from timer.ready.spill import (
     JOINED_TTL_SHARE,
     MOVED_SIZE_MAX,
     Spill,
-    affordable,
-    sparse,
+    blocks_to_move,
+    limit_joins,
     spills_of,
 )
 from timer.ready.topic import RETENTION_MS
 from timer.recovery.engine import Engine
 
-EVERY_MS = MARK_MS // 4
+EVERY_MS = INTERVAL_MS // 4
 TOPICS = 3
 ROUNDS = 24
 BLOCKS_MAX = 16
@@ -95,9 +95,9 @@ def fired(times: int, disk: SimDisk | None = None) -> tuple[Engine, Log]:
 
 def flush_without_room(engine: Engine) -> None:
     """Flush while the disk has no room to copy or join blocks."""
-    engine.room = Room(engine._flush_size, 0, low=True)
+    engine.disk_space = DiskSpace(engine._flush_size, 0, low=True)
     flush(engine)
-    engine.room = Room.plenty()
+    engine.disk_space = DiskSpace.unmeasured()
 
 
 def flush_again(engine: Engine, log: Log) -> None:
@@ -118,7 +118,7 @@ def burst(engine: Engine, log: Log, rows: int, payload: bytes = b"m", topic: int
 def fetch(engine: Engine, blocks: Iterable[Block]) -> None:
     """Request pages and read them."""
     for block in blocks:
-        engine.machine.pages.want(block)
+        engine.machine.pages.request(block)
     begun = engine.begin_fetch()
     assert begun is not None
     begun.read()
@@ -213,7 +213,7 @@ def test_seek_backlog_and_expiry_do_not_depend_on_joins(
         for at_ms in range(START_MS, START_MS + (ROUNDS + 2) * EVERY_MS, EVERY_MS):
             for shift_ms in (-1, 0, 1):
                 sought = UnixMs(at_ms + shift_ms)
-                assert ours.fired_from(sought) == theirs.fired_from(sought)
+                assert ours.offset_fired_from(sought) == theirs.offset_fired_from(sought)
                 for expired in (expired_prefix(each, sought, ROUNDS) for each in (ours, theirs)):
                     assert expired[0] == min(ROUNDS, max(0, (sought - START_MS) // EVERY_MS))
 
@@ -240,7 +240,7 @@ def test_age_of_a_message_on_disk_is_known_to_its_time_interval() -> None:
     assert len(queue.blocks) < rounds // 2
     for offset in range(rounds):
         time_ms = START_MS + (1 + offset) * EVERY_MS
-        assert time_ms - MARK_MS < queue.fired_at_ms(offset) <= time_ms
+        assert time_ms - INTERVAL_MS < queue.fired_at_ms(offset) <= time_ms
 
 
 @pytest.mark.parametrize("acked", [1, JOINED_MIN - 1, JOINED_MIN, JOINED_MIN + 1])
@@ -269,7 +269,7 @@ def test_page_that_is_requested_while_its_block_is_joined_is_fetched(late: bool)
     machine, queue = engine.machine, queue_at(engine, 1)
     machine.pages.evict(0)
     offsets = np.arange(JOINED_MIN, dtype=np.uint64)
-    assert queue.at_hand(offsets) == 0
+    assert queue.count_in_memory(offsets) == 0
     fetch = engine.begin_fetch()
     assert fetch is not None
     if not late:
@@ -285,7 +285,7 @@ def test_page_that_is_requested_while_its_block_is_joined_is_fetched(late: bool)
     assert again is not None, "the joined block is requested without another call"
     again.read()
     engine.end_fetch(again)
-    assert queue.at_hand(offsets) == JOINED_MIN
+    assert queue.count_in_memory(offsets) == JOINED_MIN
 
 
 def test_old_place_is_read_until_the_joined_blocks_are_installed() -> None:
@@ -297,7 +297,7 @@ def test_old_place_is_read_until_the_joined_blocks_are_installed() -> None:
     cut = engine.begin_flush()
     assert cut is not None
     cut.write()
-    while (count := queue.at_hand(offsets)) < JOINED_MIN:
+    while (count := queue.count_in_memory(offsets)) < JOINED_MIN:
         fetch = engine.begin_fetch()
         assert fetch is not None, f"{count} messages are in memory"
         fetch.read()
@@ -313,7 +313,7 @@ def test_crash_before_the_manifest_leaves_the_small_blocks() -> None:
     flush_, expected = engine.begin_flush(), state_of(engine.machine)
     assert flush_ is not None
     before = {name: disk.read(SPILLS / name) for name in disk.list_dir(SPILLS)}
-    spill_module.write_spill(disk, SPILLS / "00ff.spill", affordable(flush_.fresh, 1 << 20))
+    spill_module.write_spill(disk, SPILLS / "00ff.spill", limit_joins(flush_.new_spills, 1 << 20))
     assert before == {name: disk.read(SPILLS / name) for name in before}
     disk.crash(random.Random(1))
     again = engine_on(disk)
@@ -357,9 +357,9 @@ def test_joins_of_one_flush_are_limited_and_the_longest_go_first(
 
     def joined(most: int, size_max: int = 1 << 20) -> list[tuple[int, int]]:
         monkeypatch.setattr(spill_module, "JOINED_MAX", most)
-        found = affordable(cut.fresh, size_max)
-        assert [spill.topic for spill in found if not spill.joins] == [1, 2, 3]
-        return [(spill.topic, len(spill.old)) for spill in found if spill.joins]
+        found = limit_joins(cut.new_spills, size_max)
+        assert [spill.topic for spill in found if not spill.is_join] == [1, 2, 3]
+        return [(spill.topic, len(spill.old)) for spill in found if spill.is_join]
 
     longest = JOINED_MIN + 3
     assert joined(-6) == joined(-6 + JOINED_MIN - 1) == []
@@ -367,7 +367,7 @@ def test_joins_of_one_flush_are_limited_and_the_longest_go_first(
     assert joined(-6 + longest) == joined(-6 + longest + 7) == [(2, longest)]
     assert joined(-6 + longest + JOINED_MIN) == [(2, longest), (1, JOINED_MIN)]
     assert joined(1 << 20) == [(2, longest), (1, JOINED_MIN)]
-    sizes = [spill.old_size for spill in cut.fresh if spill.topic == 2 and spill.joins]
+    sizes = [spill.old_size for spill in cut.new_spills if spill.topic == 2 and spill.is_join]
     assert joined(99, 0) == []
     assert joined(99, sizes[0] - 1) == [(2, longest - 1)]
     assert joined(99, sizes[0]) == [(2, longest)]
@@ -407,7 +407,7 @@ def test_joined_blocks_are_not_copied_as_well(monkeypatch: pytest.MonkeyPatch) -
     fire(engine, log)
     cut = engine.begin_flush()
     assert cut is not None
-    kinds = [(spill.topic, spill.joins, len(spill.old)) for spill in cut.fresh]
+    kinds = [(spill.topic, spill.is_join, len(spill.old)) for spill in cut.new_spills]
     assert kinds == [(t, j, JOINED_MIN if j else 1) for t in (1, 2, 3) for j in (True, False)]
     cut.write()
     assert cut.moved == {}, "no other block is in these small files"
@@ -418,23 +418,23 @@ def test_first_blocks_that_fit_are_joined_if_not_all_do() -> None:
     spills = spills_of(TopicId(1), queue)
     assert spans_of(spills) == [(0, 100)]
     for fit in (JOINED_MIN, 85, 100, 200):
-        assert spans_of(affordable(spills, fit * (300 << 10))) == [(0, min(fit, 100))]
-    assert affordable(spills, JOINED_MIN * (300 << 10) - 1) == []
+        assert spans_of(limit_joins(spills, fit * (300 << 10))) == [(0, min(fit, 100))]
+    assert limit_joins(spills, JOINED_MIN * (300 << 10) - 1) == []
     large = queue.blocks[0].spill = SpillRef("file", 0, 500 << 10)
-    assert spans_of(affordable(spills, large.size)) == []
-    assert spans_of(affordable(spills, JOINED_MIN * (300 << 10))) == [(1, 1 + JOINED_MIN)]
+    assert spans_of(limit_joins(spills, large.size)) == []
+    assert spans_of(limit_joins(spills, JOINED_MIN * (300 << 10))) == [(1, 1 + JOINED_MIN)]
 
 
 def test_one_flush_joins_a_bounded_number_of_bytes_and_copies_the_less_for_it() -> None:
     spills = spills_of(TopicId(1), cold_queue(1_000, 500 << 10))
-    chosen = affordable(spills, 1 << 40)
+    chosen = limit_joins(spills, 1 << 40)
     size = chosen[0].old_size
     assert MOVED_SIZE_MAX - (500 << 10) < size <= MOVED_SIZE_MAX
     disk, refs = SimDisk(), [SpillRef("thin", 0, 10)]
     disk.make_dir(SPILLS)
     disk.write_atomic(SPILLS / "thin", bytes(1_000))
-    assert sparse(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX - 1) == refs
-    assert sparse(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX) == []
+    assert blocks_to_move(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX - 1) == refs
+    assert blocks_to_move(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX) == []
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
@@ -449,7 +449,7 @@ def test_joins_and_copies_share_the_room(monkeypatch: pytest.MonkeyPatch, spare:
     fire(engine, log, topics=2)
     cut = engine.begin_flush()
     assert cut is not None
-    joined = sum(spill.old_size for spill in cut.fresh if spill.joins)
+    joined = sum(spill.old_size for spill in cut.new_spills if spill.is_join)
     copied = queue_at(engine, 3).blocks[0].spill
     assert joined > 0
     assert copied is not None
@@ -488,13 +488,13 @@ def test_many_small_blocks_are_all_joined_by_some_flushes(monkeypatch: pytest.Mo
 def test_age_of_a_message_on_disk_is_not_less_than_it_is_after_a_shorter_retention() -> None:
     engine, log = begun()
     topic = engine.machine.topics[TopicId(1)]
-    topic.retain(3_650 * DAY_MS, UnixMs(log.now_ms))
-    log.now_ms = (log.now_ms // topic.queue.mark_ms + 1) * topic.queue.mark_ms
+    topic.set_retention(3_650 * DAY_MS, UnixMs(log.now_ms))
+    log.now_ms = (log.now_ms // topic.queue.interval_ms + 1) * topic.queue.interval_ms
     fire(engine, log)
     flush(engine)
     engine.machine.pages.evict(0)
     assert topic.queue.fired_at_ms(0) == log.now_ms
-    topic.retain(DAY_MS, UnixMs(log.now_ms + 3 * DAY_MS))
+    topic.set_retention(DAY_MS, UnixMs(log.now_ms + 3 * DAY_MS))
     assert topic.queue.fired_at_ms(0) == log.now_ms
 
 
@@ -511,7 +511,7 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         engine.machine.pages.evict(0)
         queue = queue_at(engine, 2)
         assert queue.begin == acked > queue.blocks[0].first
-        assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
+        assert fired_ms - INTERVAL_MS < queue.fired_at_ms(acked) <= fired_ms
         first = blocks_at(engine, 2)[0]
         while blocks_at(engine, 2)[0] == first:  # until it is joined
             fire(engine, log)
@@ -519,11 +519,11 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         restarted = engine_on(disk)  # from the manifest that joined the first block
         catch_up(restarted, log)
         restarted.machine.pages.evict(0)
-        assert fired_ms - MARK_MS < queue_at(restarted, 2).fired_at_ms(acked) <= fired_ms
+        assert fired_ms - INTERVAL_MS < queue_at(restarted, 2).fired_at_ms(acked) <= fired_ms
         fire(engine, log)
         flush(engine)
         engine.machine.pages.evict(0)
-        assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
+        assert fired_ms - INTERVAL_MS < queue.fired_at_ms(acked) <= fired_ms
         engine = engine_on(disk)
         catch_up(engine, log)
 
@@ -539,7 +539,7 @@ def test_age_of_a_message_on_disk_is_known_where_messages_are_days_apart() -> No
     engine.machine.pages.evict(0)
     for day in days:
         fired_ms = START_MS + (1 + day) * DAY_MS
-        assert fired_ms - MARK_MS <= queue_at(engine, 1).fired_at_ms(day) <= fired_ms
+        assert fired_ms - INTERVAL_MS <= queue_at(engine, 1).fired_at_ms(day) <= fired_ms
 
 
 def test_joined_messages_of_a_topic_with_a_time_to_live_fired_within_a_part_of_it() -> None:
@@ -592,7 +592,7 @@ def test_fetched_page_is_still_there_or_requested_after_a_join(fetched: int) -> 
     joined = queue_at(engine, 1).blocks[0]
     assert joined.end == JOINED_MIN
     assert (joined.page is not None) == (fetched == JOINED_MIN)
-    assert engine.machine.pages.wants(joined) == (0 < fetched < JOINED_MIN)
+    assert engine.machine.pages.is_requested(joined) == (0 < fetched < JOINED_MIN)
 
 
 def test_only_joined_blocks_with_requested_messages_are_requested() -> None:
@@ -602,9 +602,9 @@ def test_only_joined_blocks_with_requested_messages_are_requested() -> None:
         flush_without_room(engine)
     pages, queue = engine.machine.pages, queue_at(engine, 1)
     pages.evict(0)
-    pages.want(queue.blocks[30])
+    pages.request(queue.blocks[30])
     flush_again(engine, log)
-    wanted = [(block.first, block.end) for block in queue.blocks if pages.wants(block)]
+    wanted = [(block.first, block.end) for block in queue.blocks if pages.is_requested(block)]
     assert wanted == [each for each in blocks_at(engine) if each[0] < 46_500 and each[1] > 45_000]
     assert 0 < len(wanted) <= 2
 
@@ -666,4 +666,4 @@ def test_copied_blocks_are_synced_and_paced_a_megabyte_at_a_time() -> None:
 
 def test_joins_are_as_many_as_the_blocks_that_are_looked_at() -> None:
     spills = spills_of(TopicId(1), cold_queue(2 * JOINED_MAX, 100))
-    assert spans_of(affordable(spills, 1 << 40)) == [(0, JOINED_MAX)]
+    assert spans_of(limit_joins(spills, 1 << 40)) == [(0, JOINED_MAX)]

@@ -14,14 +14,14 @@ from timer.files.disk import RealDisk
 from timer.model.columns import U64, Binary
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.timer_id import mix, mix_one
-from timer.pending.memory.key_index import PLAIN, KeyHasher, KeyTiers
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher, KeyTiers
 from timer.pending.runs.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
 
 TOPIC = 7
 
 
 def hashes_of(keys: list[bytes], topic: int = TOPIC) -> U64:
-    return PLAIN(np.full(len(keys), topic, np.uint32), Binary.of(keys))
+    return PLAIN_HASHER(np.full(len(keys), topic, np.uint32), Binary.of(keys))
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20))
@@ -58,7 +58,7 @@ def test_mixing_without_a_secret_can_be_undone_but_a_hasher_is_not_met_by_it() -
         middle = mix_one(head ^ int.from_bytes(word, "little"))
         keys.append(word + (middle ^ goal).to_bytes(8, "little"))
         assert mix_one(middle ^ middle ^ goal) == 0x1234567890ABCDEF
-    for hasher in (PLAIN, KeyHasher(b"a secret")):
+    for hasher in (PLAIN_HASHER, KeyHasher(b"a secret")):
         hashes = hasher(np.full(len(keys), TOPIC, np.uint32), Binary.of(keys))
         assert len(np.unique(hashes)) == len(keys)
 

@@ -90,7 +90,7 @@ def test_dead_letters_stay_where_they_are_while_their_topic_may_not_be_made() ->
     play.alter(group, max_attempts=1)
     play.nack("n", play.deliveries[-1], delay_ms=0)
     play.settle()
-    assert group.unacked(play.machine.topics[group.topic].queue.end) == 1
+    assert group.unacked_count(play.machine.topics[group.topic].queue.end) == 1
     play.leader.delete_topic(play.machine.topic_by_name["other"].topic_id, play.now, lambda _: None)
     play.commit()
     play.wait(1000)

@@ -242,7 +242,7 @@ def test_cut_is_remembered_until_it_is_noted() -> None:
         log.sync()
         disk.crash(rng)
     log = open_log(disk)
-    log.cut_noted()
+    log.clear_tail_was_cut()
     assert not log.tail_was_cut
     disk.crash(rng)
     assert not open_log(disk).tail_was_cut

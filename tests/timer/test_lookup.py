@@ -82,10 +82,10 @@ def test_timer_is_rescheduled_replaced_and_cancelled_by_key_wherever_it_lies(whe
 def test_page_of_names_carries_no_bytes_and_leaves_them_where_they_are(where: str) -> None:
     _, _, engine = filled(where)
     what = Filter(topic=1, due_from_ms=FAR, due_to_ms=FAR + 3)
-    names = engine.machine.store.cut().page(what, what.start, 10, whole=False).timers
+    names = engine.machine.store.read_view().page(what, what.start, 10, with_bytes=False).timers
     assert names.rows["seq"].tolist() == [1, 2, 3]
     assert (names.blob, row_bytes(names.rows).tolist()) == (b"", [0, 0, 0])
-    whole = engine.machine.store.cut().page(what, what.start, 10).timers
+    whole = engine.machine.store.read_view().page(what, what.start, 10).timers
     assert (whole.blob, row_bytes(whole.rows).tolist()) == (b"p0ap1bp2c", [3, 3, 3])
 
 
@@ -108,7 +108,7 @@ def test_cancelled_timer_is_not_overdue_although_its_tombstone_is_not_read(
     flush(engine)
     assert len(engine.machine.store.runs) == 3
     for rows_max in (1, 2, 3, 1_000):
-        assert engine.machine.store.cut().first_overdue(FAR, rows_max) == {1: FAR}
+        assert engine.machine.store.read_view().first_overdue(FAR, rows_max) == {1: FAR}
 
 
 @pytest.mark.parametrize("where", ["memtable", "run"])

@@ -31,7 +31,7 @@ from timer.model.timer_errors import (
     UnknownVersionError,
 )
 from timer.model.units import LogIndex, TopicId, UnixMs
-from timer.ready.queue import MARK_MS
+from timer.ready.queue import INTERVAL_MS
 from timer.recovery import manifest
 from timer.recovery.manifest import NAME
 
@@ -57,16 +57,16 @@ def test_restart_knows_when_each_message_fired_as_far_as_retention_asks() -> Non
     log = Log()
     log.begin_epoch()
     log.topic("a")
-    log.policy(Scope("", TopicId(1)), retention_ms=3 * MARK_MS)
+    log.policy(Scope("", TopicId(1)), retention_ms=3 * INTERVAL_MS)
     for _ in range(3):
         log.schedule(part_of([(1, log.now_ms, b"x")] * 2))
         log.fire(log.now_ms)
-        log.now_ms += MARK_MS
+        log.now_ms += INTERVAL_MS
     disk, engine = flushed(log)
     again = engine_on(disk)
-    assert len(again.machine.topics[TopicId(1)].queue.marks) == 3 + 2  # two gaps between
+    assert len(again.machine.topics[TopicId(1)].queue.intervals) == 3 + 2  # two gaps between
     assert state_of(again.machine) == state_of(engine.machine)
-    log.now_ms += MARK_MS
+    log.now_ms += INTERVAL_MS
     log.checkpoint()
     for each in (again, engine):
         catch_up(each, log)
@@ -120,7 +120,7 @@ def test_prepared_cut_and_a_checkpoint_cost_what_has_changed_and_not_what_is_the
     begun.write()
     steps = 1
     while not engine.settle_flush(begun, 30):
-        spilled = sum(not t.queue.unspilled() for t in engine.machine.topics.values())
+        spilled = sum(not t.queue.unspilled_blocks() for t in engine.machine.topics.values())
         assert spilled == 30 * steps + 1, "the new one has fired nothing"
         steps += 1
     engine.end_flush(begun)
@@ -129,7 +129,7 @@ def test_prepared_cut_and_a_checkpoint_cost_what_has_changed_and_not_what_is_the
     catch_up(engine, log)
     again = engine.begin_flush()
     assert again is not None
-    assert again.fresh == [], "what was spilled is not what was prepared before"
+    assert again.new_spills == [], "what was spilled is not what was prepared before"
 
 
 def test_flush_upon_flush_keeps_what_earlier_ones_spilled() -> None:

@@ -6,8 +6,8 @@ import pytest
 from timer.model.columns import ROW, Binary, RowArray
 from timer.model.firing_order import START, Position
 from timer.model.timer_id import SEQ_MAX
-from timer.pending.memory.key_index import PLAIN
-from timer.pending.memory.memtable import ROOM_ROWS, Memtable, Peek
+from timer.pending.memory.key_index import PLAIN_HASHER
+from timer.pending.memory.memtable import SPARE_ROWS, Memtable, Peek
 
 
 def rows_of(dues: list[int], seqs: list[int]) -> RowArray:
@@ -51,13 +51,13 @@ def test_dead_rows_stay_dead_in_a_larger_memtable() -> None:
             memtable.kill(np.array([seq - 1]))
     alive = [seq for seq in range(1, 100) if seq % 3]
     assert peek(memtable, START, 2_000, 1_000).rows["seq"].tolist() == alive
-    assert memtable.left().live.tolist() == [seq - 1 for seq in alive]
+    assert memtable.rows_to_flush().live.tolist() == [seq - 1 for seq in alive]
 
 
 def test_memory_of_a_larger_memtable_is_touched_from_its_first_free_place() -> None:
-    grown, fresh = (Memtable(START, capacity=size * ROOM_ROWS) for size in (2, 4))
-    assert list(grown.make_room(ROOM_ROWS))
-    portions = [len(list(each.make_room(2 * ROOM_ROWS))) for each in (grown, fresh)]
+    grown, fresh = (Memtable(START, capacity=size * SPARE_ROWS) for size in (2, 4))
+    assert list(grown.prepare_memory(SPARE_ROWS))
+    portions = [len(list(each.prepare_memory(2 * SPARE_ROWS))) for each in (grown, fresh)]
     assert len(grown.rows) == len(fresh.rows)
     assert portions[0] == portions[1] > 0
 
@@ -65,12 +65,14 @@ def test_memory_of_a_larger_memtable_is_touched_from_its_first_free_place() -> N
 def test_dropped_position_hides_rows_from_flush_and_tombstones_too() -> None:
     memtable = Memtable(START)
     memtable.insert(rows_of([5, 5, 6], [1, 2, 3]), 1, b"")
-    memtable.bury(np.array([5, 5]), np.array([77, 1], np.uint64), np.array([8, 9], np.uint32))
+    memtable.add_tombstones(
+        np.array([5, 5]), np.array([77, 1], np.uint64), np.array([8, 9], np.uint32)
+    )
     [*memtable.peeks(START, 5, 1)]
     memtable.drop(Position(5, 1))
-    left = memtable.left()
+    left = memtable.rows_to_flush()
     assert left.live.tolist() == [1, 2]
-    assert [column.tolist() for column in left.graves] == [[5], [77], [8]]
+    assert [column.tolist() for column in left.tombstones] == [[5], [77], [8]]
     assert memtable.next_due() == 5
     [*memtable.peeks(Position(5, 1), 6, 10)]
     memtable.drop(Position(6, SEQ_MAX))
@@ -79,10 +81,12 @@ def test_dropped_position_hides_rows_from_flush_and_tombstones_too() -> None:
 
 def test_buried_timers_are_known_again() -> None:
     memtable = Memtable(START)
-    assert memtable.buried(np.array([5]), np.array([1], np.uint64)).tolist() == [False]
-    memtable.bury(np.array([5, 3]), np.array([1, 2], np.uint64), np.array([8, 8], np.uint32))
+    assert memtable.have_tombstones(np.array([5]), np.array([1], np.uint64)).tolist() == [False]
+    memtable.add_tombstones(
+        np.array([5, 3]), np.array([1, 2], np.uint64), np.array([8, 8], np.uint32)
+    )
     wanted = np.array([3, 5, 5, 4]), np.array([2, 1, 2, 1], np.uint64)
-    assert memtable.buried(*wanted).tolist() == [True, True, False, False]
+    assert memtable.have_tombstones(*wanted).tolist() == [True, True, False, False]
     assert peek(memtable, START, 4).rows["seq"].tolist() == [2]
 
 
@@ -105,12 +109,12 @@ def test_tombstones_of_before_stay_as_they_were_while_others_come() -> None:
     def bury(*seqs: int) -> None:
         for seq in seqs:
             due, of = np.array([9_000 - seq]), np.array([7], np.uint32)
-            memtable.bury(due, np.array([seq], np.uint64), of)
+            memtable.add_tombstones(due, np.array([seq], np.uint64), of)
 
     bury(*range(1, 2_000))
-    left = memtable.left()
+    left = memtable.rows_to_flush()
     bury(*range(2_000, 3_000))
-    due, seq, topic = left.graves
+    due, seq, topic = left.tombstones
     assert due.tolist() == [*range(9_000 - 1_999, 9_000)]
     assert seq.tolist() == [*range(1_999, 0, -1)]
     assert topic.tolist() == [7] * 1_999
@@ -123,7 +127,7 @@ def test_key_that_fires_and_is_set_again_does_not_gather() -> None:
         row = rows_of([due], [due])
         row["topic"], row["key_size"] = 1, 3
         memtable.insert(row, due, b"hot")
-        which, _ = memtable.find_keys(PLAIN(topic, key), topic, key)
+        which, _ = memtable.find_keys(PLAIN_HASHER(topic, key), topic, key)
         assert which.tolist() == [0]
         memtable.drop(Position(due, SEQ_MAX))
     assert sum(len(hashes) for hashes, _ in memtable._keys._tiers) < 10
@@ -144,5 +148,5 @@ def test_size_counts_rows_buffers_and_tombstones() -> None:
     memtable.insert(rows_of([5], [1]), 1, bytes(1_000))
     assert 1_000 + ROW.itemsize < memtable.size < 1_200
     before = memtable.size
-    memtable.bury(np.array([5]), np.array([77], np.uint64), np.array([8], np.uint32))
+    memtable.add_tombstones(np.array([5]), np.array([77], np.uint64), np.array([8], np.uint32))
     assert memtable.size > before

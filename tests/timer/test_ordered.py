@@ -224,7 +224,7 @@ def test_keys_of_messages_that_left_memory_are_waited_for() -> None:
     (block,) = play.queue.blocks
     page, block.page = block.page, None
     assert play.hand_out() == []
-    assert play.queue.pages.wants(block)
+    assert play.queue.pages.is_requested(block)
     block.page = page
     assert play.hand_out(2) == [0, 1]
     block.page = None
@@ -334,7 +334,7 @@ def test_keys_of_acked_messages_behind_a_stuck_one_are_forgotten() -> None:
             order = play.leases._order
             assert isinstance(order, KeyOrder)
             assert order._keys.used <= 160
-    assert (play.group.cursor, play.group.unacked(play.queue.end)) == (0, 1)
+    assert (play.group.cursor, play.group.unacked_count(play.queue.end)) == (0, 1)
 
 
 def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:

@@ -33,7 +33,7 @@ from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
-from timer.pending.memory.held_rows import ASIDE, HeldTiers
+from timer.pending.memory.held_rows import HELD_OFFSET_MS, HeldTiers
 from timer.pending.read_view import Filter
 from timer.pending.runs.read_window import SLICE_ROWS_MIN
 from timer.state import pauses
@@ -313,7 +313,7 @@ class PausingWorld(World):
         keyed = [each for each in mine if self.model.keys[each[1]].startswith(prefix)]
         low = (mine[len(mine) // 2][0] if mine else 0) - 1
         for machine in (self.leader, self.follower, self.engine.machine):
-            cut = machine.store.cut()
+            cut = machine.store.read_view()
             for begin, end in ((0, 10**14), (low, 10**14), (0, low + 1)):
                 what = Filter(topic=topic, due_from_ms=begin, due_to_ms=end, key_prefix=prefix)
                 listed = [row[:2] for page in pages(cut, what, rows_max) for row in page]
@@ -337,7 +337,7 @@ class PausingWorld(World):
         model = self.model
         assert not model.pending
         assert not self.leader.store.held
-        assert not any(topic.holding for topic in self.leader.topics.values())
+        assert not any(topic.is_holding for topic in self.leader.topics.values())
         ends = [*model.fired_at, *model.cancelled_at, *model.dropped_at]
         assert sorted(ends) == sorted(model.timers)
         for topic, seqs in model.queues.items():
@@ -536,9 +536,12 @@ def test_held_rows_lie_in_runs_of_their_own() -> None:
     paused.fire(60)
     paused.flush()
     metas = paused.machine.store.runs
-    assert sorted(meta.first.due_ms >= ASIDE for meta in metas) == [False, True]
-    assert [meta.rows for meta in metas if meta.first.due_ms >= ASIDE] == [50]
-    assert all((meta.first.due_ms >= ASIDE) == (meta.last.due_ms >= ASIDE) for meta in metas)
+    assert sorted(meta.first.due_ms >= HELD_OFFSET_MS for meta in metas) == [False, True]
+    assert [meta.rows for meta in metas if meta.first.due_ms >= HELD_OFFSET_MS] == [50]
+    assert all(
+        (meta.first.due_ms >= HELD_OFFSET_MS) == (meta.last.due_ms >= HELD_OFFSET_MS)
+        for meta in metas
+    )
 
 
 def test_window_ends_before_what_only_files_hold_and_held_rows_are_not_waited_for() -> None:
@@ -557,10 +560,10 @@ def test_window_ends_before_what_only_files_hold_and_held_rows_are_not_waited_fo
     paused.schedule(*range(100_000, 110_000), topic=2)
     paused.flush()
     assert end_ms() == START_MS + 100_000, "a new run is loaded for some seconds"
-    ahead = store.begin_ahead(UnixMs(START_MS + 99_000))
+    ahead = store.begin_read_ahead(UnixMs(START_MS + 99_000))
     assert ahead is not None
     ahead.read()
-    store.end_ahead(ahead)
+    store.end_read_ahead(ahead)
     assert end_ms() == START_MS + 100_000 + SLICE_ROWS_MIN
 
 
@@ -577,7 +580,7 @@ def test_disks_and_memory_let_go_of_what_was_held() -> None:
     paused.flush()
     assert len(paused.fired()) == 1_200
     assert sum(meta.rows for meta in paused.machine.store.runs) <= 400
-    assert paused.machine.store._runs._held is None
+    assert paused.machine.store._runs._held_rows is None
 
 
 def test_held_tiers_find_and_peek_as_a_sorted_list_does() -> None:
@@ -585,7 +588,10 @@ def test_held_tiers_find_and_peek_as_a_sorted_list_does() -> None:
     tiers, alive = HeldTiers(), np.ones(4_096, np.bool_)
     model: list[Place] = []
     for _ in range(200):
-        rows = [(ASIDE + draw.randrange(50), len(model) + at) for at in range(draw.randint(1, 9))]
+        rows = [
+            (HELD_OFFSET_MS + draw.randrange(50), len(model) + at)
+            for at in range(draw.randint(1, 9))
+        ]
         draw.shuffle(rows)
         first = len(model)
         tiers.add(

@@ -169,7 +169,7 @@ def test_narrower_wins_field_by_field(field: str) -> None:
     for scope, name in ((CLUSTER, "cluster"), (NS, "namespace"), (TOPIC, "topic")):
         said = getattr(ALL, field) if scope == NS else getattr(DEFAULTS, field)
         said = value[field] if said is None else said
-        policies = policies.changed(scope, ScopePolicy(**{field: said}))
+        policies = policies.with_policy(scope, ScopePolicy(**{field: said}))
         policy, sources = policies.effective(DEFAULTS, "ns", TopicId(1))
         assert (getattr(policy, field), sources[field]) == (said, name)
         assert {name for each, name in sources.items() if each != field} == {"node"}
@@ -180,7 +180,7 @@ def test_narrower_wins_field_by_field(field: str) -> None:
 
 def test_no_policy_allows_more_than_the_node() -> None:
     node = ScopePolicy(delay_ms_max=100, payload_bytes_max=10).over(DEFAULTS)
-    policies = Policies().changed(NS, ScopePolicy(delay_ms_max=101, payload_bytes_max=9))
+    policies = Policies().with_policy(NS, ScopePolicy(delay_ms_max=101, payload_bytes_max=9))
     policy, sources = policies.effective(node, "ns")
     assert (policy.delay_ms_max, sources["delay_ms_max"]) == (100, "node")
     assert (policy.payload_bytes_max, sources["payload_bytes_max"]) == (9, "namespace")
@@ -202,7 +202,7 @@ def test_policies_changed_one_by_one_are_those_made_at_once(
         policy = ScopePolicy(**{name: getattr(ALL, name) for name in names})
         plain = {each: said for each, said in plain.items() if each != scope}
         plain |= {scope: policy} if names else {}
-        policies = policies.changed(scope, policy)
+        policies = policies.with_policy(scope, policy)
         packed = b"".join(encode_policy(*each) for each in sorted(plain.items()))
         assert policies.packed == Policies(plain).packed == packed
         assert [*policies] == [*Policies(plain)] == sorted(plain.items())
@@ -210,16 +210,16 @@ def test_policies_changed_one_by_one_are_those_made_at_once(
             plain.get(s, ScopePolicy()) for s in SCOPES
         ]
         assert policies.namespaces == sum(each.namespace != "" for each in plain)
-        assert policies.differ == any(each != CLUSTER for each in plain)
+        assert policies.has_narrow_scopes == any(each != CLUSTER for each in plain)
         spoken = {name for said in plain.values() for name in said.pack()}
-        assert policies.limited == bool(spoken & {*QUOTAS})
+        assert policies.has_quotas == bool(spoken & {*QUOTAS})
         for name in FIELDS:
             wanted, source, first = None, "", Scope("", TopicId(1))
             for of, at in (CLUSTER, "cluster"), (Scope("ns"), "namespace"), (first, "topic"):
                 value = getattr(plain.get(of, ScopePolicy()), name)
                 wanted, source = (wanted, source) if value is None else (value, at)
-            assert policies.said_by(name, "ns/a", TopicId(1)) == (wanted, source)
-            assert policies.said(name, "ns/a", TopicId(1)) == wanted
+            assert policies.value_and_source(name, "ns/a", TopicId(1)) == (wanted, source)
+            assert policies.value_of(name, "ns/a", TopicId(1)) == wanted
         seen.append((policies, packed, plain))
     for before, packed, records in seen:  # policies of an earlier point stay unchanged
         assert before.packed == packed
@@ -231,10 +231,10 @@ def test_change_packs_what_it_changes_and_nothing_of_the_others(
 ) -> None:
     policies = Policies({Scope("", TopicId(topic)): ALL for topic in range(1, 1_001)})
     packed = calls_of(monkeypatch, ScopePolicy, "pack")
-    changed = policies.changed(Scope("", TopicId(500)), ScopePolicy(tick_ms=20))
+    changed = policies.with_policy(Scope("", TopicId(500)), ScopePolicy(tick_ms=20))
     assert changed.packed != policies.packed
-    assert changed.limited
-    assert changed.said("tick_ms", "a", TopicId(500)) == 20
+    assert changed.has_quotas
+    assert changed.value_of("tick_ms", "a", TopicId(500)) == 20
     assert 0 < len(packed) < 10
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from timer.model.columns import ROW, RowArray
 from timer.model.units import QueueOffset, UnixMs
 from timer.ready.page_cache import Block, BlockRows, SpillRef, constant_ms
-from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
+from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, INTERVAL_MS, Queue
 
 quick = settings(derandomize=True, deadline=None)
 
@@ -94,14 +94,14 @@ def test_expire_drops_the_stretches_that_lie_before_whatever_the_blocks_are(
     queue, other = Queue(), Queue()
     for time_ms in times:
         for each in (queue, other):
-            each.append(rows_of([1, 2]), {}, UnixMs(time_ms * MARK_MS // 2))
-    other.spilled(other.unspilled(), [spilled_block(0, 2 * len(times))])
+            each.append(rows_of([1, 2]), {}, UnixMs(time_ms * INTERVAL_MS // 2))
+    other.replace_blocks(other.unspilled_blocks(), [spilled_block(0, 2 * len(times))])
     for each in (queue, other):
-        each.expire(UnixMs(before * MARK_MS // 2))
+        each.expire(UnixMs(before * INTERVAL_MS // 2))
         assert each.begin == 2 * sum(t // 2 + 1 <= before / 2 for t in times)
         each.drop_below(QueueOffset(each.begin + 1) if each.begin < each.end else each.end)
-        each.expire(UnixMs(30 * MARK_MS))
-        assert (each.begin, len(each.marks), each.blocks) == (each.end, 1, [])
+        each.expire(UnixMs(30 * INTERVAL_MS))
+        assert (each.begin, len(each.intervals), each.blocks) == (each.end, 1, [])
 
 
 def spilled_block(first: int, end: int) -> Block:
@@ -122,12 +122,12 @@ def test_spilled_blocks_take_the_place_of_those_that_are_left(
     ends = np.cumsum(sizes).tolist()
     for first, end in zip([0, *ends], ends, strict=False):
         queue.append(rows_of([*range(first, end)]), {}, UnixMs(1))
-    old = queue.unspilled()
+    old = queue.unspilled_blocks()
     queue.append(rows_of([ends[-1]]), {}, UnixMs(2))
     edges = sorted({0, ends[-1], *(min(cut * 3, ends[-1]) for cut in cuts)})
     new = [spilled_block(first, end) for first, end in pairwise(edges)]
     queue.drop_below(QueueOffset(min(dropped, queue.end)))
-    queue.spilled(old, new)
+    queue.replace_blocks(old, new)
     assert seqs_at(queue, [*range(queue.begin, queue.end)]) == [*range(queue.begin, queue.end)]
     assert all(one.end == next_one.first for one, next_one in pairwise(queue.blocks))
     for offset in range(queue.begin, queue.end + 1):
@@ -149,11 +149,13 @@ def test_seek_to_a_time_finds_the_first_of_equal_times_and_nothing_below_the_beg
         queue.append(rows_of([2 * at, 2 * at + 1]), {}, UnixMs(time_ms))
     assert len(queue.blocks) == 3
     times = [UnixMs(each) for each in (999, 1_000, 1_001, 1_002)]
-    assert [*map(queue.fired_from, times)] == [0, 0, 4, 6]
+    assert [*map(queue.offset_fired_from, times)] == [0, 0, 4, 6]
     joined = BlockRows(rows_of([*range(6)]), {}, np.array([1_000] * 4 + [1_001] * 2))
-    queue.spilled(queue.unspilled(), [Block.of(QueueOffset(0), joined, SpillRef("f", 0, 6))])
+    queue.replace_blocks(
+        queue.unspilled_blocks(), [Block.of(QueueOffset(0), joined, SpillRef("f", 0, 6))]
+    )
     queue.drop_below(QueueOffset(5))
-    assert [*map(queue.fired_from, times)] == [5, 5, 5, 6]
+    assert [*map(queue.offset_fired_from, times)] == [5, 5, 5, 6]
 
 
 def cold_queue(count: int) -> Queue:
@@ -162,29 +164,29 @@ def cold_queue(count: int) -> Queue:
     for at in range(count):
         queue.append(rows_of([2 * at, 2 * at + 1]), {}, UnixMs(1))
     blocks = [spilled_block(2 * at, 2 * at + 2) for at in range(count)]
-    queue.spilled(queue.unspilled(), blocks)
+    queue.replace_blocks(queue.unspilled_blocks(), blocks)
     queue.pages.evict(0)
     return queue
 
 
 def fetch(queue: Queue, size: int = 1 << 20) -> int:
-    wanted = queue.pages.wanted(size)
+    wanted = queue.pages.requested_blocks(size)
     for block in wanted:
         page = spilled_block(block.first, block.end).page
         assert page is not None
-        queue.pages.fetched(block, page)
+        queue.pages.install_page(block, page)
     return len(wanted)
 
 
 def test_what_is_not_in_memory_is_wanted_and_so_is_what_comes_next() -> None:
     queue = cold_queue(30)
     offsets = np.arange(0, 6, dtype=np.uint64)
-    assert queue.at_hand(offsets) == 0
+    assert queue.count_in_memory(offsets) == 0
     assert fetch(queue) == AHEAD_BLOCKS
-    assert queue.at_hand(offsets) == 6
+    assert queue.count_in_memory(offsets) == 6
     assert fetch(queue) == 2  # it was three blocks on
-    assert queue.at_hand(np.array([17, 18, 19, 20, 58], np.uint64)) == 3
-    assert [block.first for block in queue.pages.wanted(1)] == [20]
+    assert queue.count_in_memory(np.array([17, 18, 19, 20, 58], np.uint64)) == 3
+    assert [block.first for block in queue.pages.requested_blocks(1)] == [20]
     assert seqs_at(queue, [17, 18]) == [17, 18]
 
 
@@ -192,23 +194,23 @@ def test_large_blocks_that_come_next_are_wanted_up_to_a_size() -> None:
     queue = cold_queue(30)
     queue.pages.size_max = 82  # a block has 20 bytes
     offsets = np.arange(0, 6, dtype=np.uint64)
-    assert queue.at_hand(offsets) == 0
+    assert queue.count_in_memory(offsets) == 0
     assert fetch(queue) == 3
-    assert queue.at_hand(offsets) == 6
-    assert [block.first for block in queue.pages.wanted(1 << 20)] == [6, 8]
+    assert queue.count_in_memory(offsets) == 6
+    assert [block.first for block in queue.pages.requested_blocks(1 << 20)] == [6, 8]
 
 
 def test_pages_of_blocks_that_left_while_they_were_read_are_not_kept() -> None:
     queue = cold_queue(4)
-    queue.at_hand(np.arange(0, 8, dtype=np.uint64))
-    wanted = queue.pages.wanted(1 << 20)
+    queue.count_in_memory(np.arange(0, 8, dtype=np.uint64))
+    wanted = queue.pages.requested_blocks(1 << 20)
     queue.drop_below(QueueOffset(5))
     for block in wanted:
         page = spilled_block(block.first, block.end).page
         assert page is not None
-        queue.pages.fetched(block, page)
+        queue.pages.install_page(block, page)
     assert [block.page is not None for block in wanted] == [False, False, True, True]
-    assert queue.pages.wanted(1 << 20) == []
+    assert queue.pages.requested_blocks(1 << 20) == []
     queue.drop_below(QueueOffset(8))
     assert queue.pages.spilled_size == 0
 
@@ -216,7 +218,7 @@ def test_pages_of_blocks_that_left_while_they_were_read_are_not_kept() -> None:
 def test_oldest_pages_leave_first_and_only_those_that_a_file_holds() -> None:
     queue = cold_queue(4)
     queue.append(rows_of([8]), {}, UnixMs(1))
-    queue.at_hand(np.arange(0, 8, dtype=np.uint64))
+    queue.count_in_memory(np.arange(0, 8, dtype=np.uint64))
     fetch(queue)
     queue.pages.evict(queue.pages.spilled_size - 1)
     assert [block.page is not None for block in queue.blocks] == [False, True, True, True, True]
@@ -229,7 +231,7 @@ def test_oldest_pages_leave_first_and_only_those_that_a_file_holds() -> None:
 )
 def test_fitting_counts_bytes_over_blocks_and_lets_one_message_pass(limit: int, fits: int) -> None:
     queue = queue_of([[1, 2], [3], [4, 5, 6]])
-    assert queue.fitting(np.array([0, 1, 2, 4, 5], np.uint64), limit) == fits
+    assert queue.count_fitting(np.array([0, 1, 2, 4, 5], np.uint64), limit) == fits
 
 
 def test_block_of_the_maximum_size_is_taken_and_one_row_more_is_our_bug() -> None:

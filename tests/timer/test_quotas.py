@@ -231,7 +231,7 @@ def test_reschedules_dead_letters_and_nacks_go_on_where_all_quotas_are_reached()
     play.settle()
     assert [topic.name for topic in play.machine.topics.values()] == ["a", "a.g.dead"]
     store = play.machine.store
-    [timer], *_ = store._due(store.position, play.now.clock_ms + 60_000, 10)
+    [timer], *_ = store._live_due_rows(store.position, play.now.clock_ms + 60_000, 10)
     topics, when = np.array([play.topic_id], np.uint32), WantedTimes("delay_ms", np.array([70_000]))
     play.leader.reschedule(ids(timer), topics, when, play.now, play.done("moved"))
     play.settle()

@@ -118,7 +118,7 @@ def test_ids_survive_a_restart_and_digests_agree() -> None:
     keyed = part(named(b"keyed"), (1, DUE, b"x"), keys=[b"k"])
     entries += [log.schedule(keyed), log.schedule(part(named(b"held"), keys=[b"k"]))]
     for entry in entries:
-        engine.committed(entry.index)
+        engine.raise_commit_index(entry.index)
         other.apply(entry)
     engine.fold(entries)
     flush = engine.begin_flush()

@@ -21,8 +21,8 @@ from tests.timer.machines import (
 from timer.entries.payloads import GroupStart, Op
 from timer.entries.policies import CLUSTER, Scope
 from timer.model.units import LogIndex, TopicId, UnixMs
-from timer.ready.queue import MARK_MS
-from timer.ready.topic import MARKS, RETENTION_MS
+from timer.ready.queue import INTERVAL_MS
+from timer.ready.topic import INTERVALS, RETENTION_MS
 from timer.state.machine import Machine
 from timer.state.retention import TOPICS_MAX
 
@@ -87,7 +87,7 @@ def test_acked_message_is_kept_for_the_retention_and_goes_with_a_checkpoint() ->
     assert (world.topic.queue.begin, world.topic.ready) == (0, 0)
     world.checkpoint(HOUR_MS)
     assert world.topic.queue.begin == 0, "at least so long"
-    world.log.now_ms += HOUR_MS // MARKS + 1
+    world.log.now_ms += HOUR_MS // INTERVALS + 1
     world.catch_up()
     assert world.topic.queue.begin == 0
     world.checkpoint()
@@ -123,7 +123,7 @@ def test_topic_whose_messages_all_went_once_lets_go_of_later_ones_in_their_time(
     world = World()
     world.say(retention_ms=HOUR_MS)
     world.fire(2)
-    world.checkpoint(HOUR_MS + HOUR_MS // MARKS)
+    world.checkpoint(HOUR_MS + HOUR_MS // INTERVALS)
     assert world.topic.queue.begin == 2
     world.log.now_ms += HOUR_MS
     world.fire()
@@ -176,7 +176,7 @@ def test_retention_counts_without_groups_too_and_is_seven_days_if_nobody_says() 
     world.fire()
     world.checkpoint(HOUR_MS)
     assert world.topic.queue.begin == 1
-    world.checkpoint(HOUR_MS // MARKS)
+    world.checkpoint(HOUR_MS // INTERVALS)
     assert world.topic.queue.begin == 2
 
 
@@ -213,7 +213,7 @@ def test_marks_of_a_retention_do_not_grow_with_it() -> None:
     for _ in range(20):
         world.fire()
         world.log.now_ms += 10**8
-    assert len(world.topic.queue.marks) <= 4
+    assert len(world.topic.queue.intervals) <= 4
 
 
 def test_retention_survives_a_restart() -> None:
@@ -236,7 +236,7 @@ def test_retention_survives_a_restart() -> None:
     log.checkpoint()
     begins = []
     for each in (engine, again):
-        each.committed(LogIndex(len(log.entries) - 1))
+        each.raise_commit_index(LogIndex(len(log.entries) - 1))
         each.fold(log.entries[each.machine.applied_index : -1])
         begins.append(each.machine.topics[TopicId(1)].queue.begin)
         catch_up(each, log)
@@ -249,7 +249,7 @@ steps_of = st.lists(
     st.one_of(
         st.tuples(st.just("fire"), st.integers(1, 3)),
         st.tuples(st.just("ack"), st.integers(0, 40)),
-        st.tuples(st.just("wait"), st.sampled_from([0, 1, 999, 5_000, MARK_MS, RETENTION_MS])),
+        st.tuples(st.just("wait"), st.sampled_from([0, 1, 999, 5_000, INTERVAL_MS, RETENTION_MS])),
         st.tuples(st.just("policy"), st.sampled_from([None, 0, 1, 4_000, HOUR_MS, 10**12])),
         st.tuples(st.just("group"), st.integers(0, 1)),
         st.tuples(st.just("delete"), st.integers(0, 1)),
@@ -290,7 +290,7 @@ def test_nothing_is_let_go_that_is_unacked_or_retained_and_nothing_else_is_kept(
         if kept_ms is None:
             kept_ms = 0 if groups else RETENTION_MS
         since = np.searchsorted(world.fired_at, world.log.now_ms - kept_ms)
-        stretch = max(MARK_MS, kept_ms // MARKS)
+        stretch = max(INTERVAL_MS, kept_ms // INTERVALS)
         latest = np.searchsorted(world.fired_at, world.log.now_ms - kept_ms - 2 * stretch)
         if queue.begin > begin:  # deleted messages stay deleted under a later policy
             assert queue.begin <= least

@@ -8,7 +8,7 @@ import pytest
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
 from timer.entries.payloads import Ids
-from timer.files.disk_reserve import AMPLE, SILENT_MS, Room, Rooms
+from timer.files.disk_reserve import AMPLE_MULTIPLE, SILENT_MS, DiskSpace, VoterDisks
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.intake.admission import WantedTimes
 from timer.model.timer_errors import DiskFullError
@@ -18,20 +18,20 @@ from timer.state.apply_results import CANCELLED, Accepted, Repeated
 ME, TWO, THREE = (ReplicaId(number) for number in (1, 2, 3))
 VOTERS = (ME, TWO, THREE)
 NOW = MonoMs(100_000)
-ROOMY, LOW = Room(900, 800, low=False), Room(700, 800, low=True)
+ROOMY, LOW = DiskSpace(900, 800, low=False), DiskSpace(700, 800, low=True)
 
 
-def rooms(*found: Room | None, now_ms: MonoMs = NOW) -> Rooms:
-    known = Rooms(ME, now_ms)
+def rooms(*found: DiskSpace | None, now_ms: MonoMs = NOW) -> VoterDisks:
+    known = VoterDisks(ME, now_ms)
     for voter, room in zip(VOTERS, found, strict=True):
         if room is not None:
-            known.heard(voter, f"n{voter}", room, now_ms)
+            known.store_report(voter, f"n{voter}", room, now_ms)
     return known
 
 
 @pytest.mark.parametrize("free", [0, 799, 800, 801])
 def test_disk_is_low_below_its_reserve(free: int) -> None:
-    assert Room.plenty().after(free, 800).low == (free < 800)
+    assert DiskSpace.unmeasured().after(free, 800).low == (free < 800)
 
 
 @pytest.mark.parametrize("free", [799, 800, 899, 900])
@@ -40,23 +40,23 @@ def test_low_disk_has_room_again_only_an_eighth_above_its_reserve(free: int) -> 
 
 
 def test_no_reserve_is_never_low() -> None:
-    assert not Room.plenty().after(0, 0).low
+    assert not DiskSpace.unmeasured().after(0, 0).low
 
 
-AMPLE_ROOM = Room(AMPLE * 800, 800, low=False)
+AMPLE_ROOM = DiskSpace(AMPLE_MULTIPLE * 800, 800, low=False)
 
 
 @pytest.mark.parametrize(
     ("found", "ample"),
     [
         ((AMPLE_ROOM, AMPLE_ROOM, AMPLE_ROOM), True),
-        ((AMPLE_ROOM, AMPLE_ROOM, Room(AMPLE * 800 - 1, 800, low=False)), False),
+        ((AMPLE_ROOM, AMPLE_ROOM, DiskSpace(AMPLE_MULTIPLE * 800 - 1, 800, low=False)), False),
         ((ROOMY, AMPLE_ROOM, AMPLE_ROOM), False),
         ((AMPLE_ROOM, AMPLE_ROOM, None), False),
     ],
 )
 def test_room_is_ample_if_each_voter_has_several_times_its_reserve(
-    found: tuple[Room | None, ...], *, ample: bool
+    found: tuple[DiskSpace | None, ...], *, ample: bool
 ) -> None:
     assert rooms(*found).are_ample(VOTERS) is ample
 
@@ -73,7 +73,7 @@ def test_room_is_ample_if_each_voter_has_several_times_its_reserve(
     ],
 )
 def test_what_is_new_needs_room_on_a_majority_and_here(
-    found: tuple[Room | None, ...], refused: str
+    found: tuple[DiskSpace | None, ...], refused: str
 ) -> None:
     refusal = rooms(*found).refusal(VOTERS, NOW)
     assert (refusal is not None) == bool(refused)
@@ -105,12 +105,12 @@ def test_learner_counts_for_nothing() -> None:
 
 
 def test_leader_without_room_hands_over_to_who_has_most_if_a_majority_has_any() -> None:
-    more = Room(1_000, 800, low=False)
-    assert rooms(LOW, ROOMY, more).better(VOTERS, NOW) == THREE
-    assert rooms(ROOMY, ROOMY, more).better(VOTERS, NOW) is None
-    assert rooms(LOW, LOW, more).better(VOTERS, NOW) is None
-    assert rooms(LOW, None, more).better(VOTERS, NOW) is None
-    assert rooms(LOW, ROOMY, more).better(VOTERS, MonoMs(NOW + SILENT_MS)) is None
+    more = DiskSpace(1_000, 800, low=False)
+    assert rooms(LOW, ROOMY, more).better_leader(VOTERS, NOW) == THREE
+    assert rooms(ROOMY, ROOMY, more).better_leader(VOTERS, NOW) is None
+    assert rooms(LOW, LOW, more).better_leader(VOTERS, NOW) is None
+    assert rooms(LOW, None, more).better_leader(VOTERS, NOW) is None
+    assert rooms(LOW, ROOMY, more).better_leader(VOTERS, MonoMs(NOW + SILENT_MS)) is None
 
 
 def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:

@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Run:
 def found(run: Run, topic: int, *keys: bytes) -> list[tuple[bytes, int]]:
     n = len(keys)
     hashes, topics = np.full(n, 7, np.uint64), np.full(n, topic, np.uint32)
-    number, rows = row_reader.in_run(run, hashes, topics, binary(*keys))
+    number, rows = row_reader.find_in_run(run, hashes, topics, binary(*keys))
     return sorted((keys[at], seq) for at, seq in zip(number, rows["seq"].tolist(), strict=True))
 
 

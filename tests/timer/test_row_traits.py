@@ -23,7 +23,7 @@ from timer.model.row_traits import (
     split,
 )
 from timer.model.units import ProducerId, UnixMs
-from timer.pending.memory.key_index import PLAIN
+from timer.pending.memory.key_index import PLAIN_HASHER
 from timer.ready.queue import Queue
 
 ROWS = st.lists(
@@ -125,10 +125,10 @@ def test_queue_hashes_the_ordering_key_in_place_of_the_key_until_it_is_empty() -
     add(queue, parts[0])
     add(queue, parts[1])
     hashes = queue.key_hashes(np.arange(6, dtype=np.uint64)).tolist()
-    assert queue.orders
-    assert not queue.prioritizes
-    wanted = int(PLAIN(np.ones(1, np.uint32), Binary.of([b"o"]))[0])
+    assert queue.has_ordering_keys
+    assert not queue.has_priorities
+    wanted = int(PLAIN_HASHER(np.ones(1, np.uint32), Binary.of([b"o"]))[0])
     assert [each == wanted for each in hashes] == [True, True, True, False, True, True]
     queue.drop_below(queue.end)
     add(queue, parts[1])
-    assert not queue.orders
+    assert not queue.has_ordering_keys

@@ -26,9 +26,9 @@ from timer.pending.runs.run import (
     Range,
     Run,
     RunMeta,
-    may_hold,
+    may_contain,
 )
-from timer.pending.runs.run_writer import RunWriter, gathered, row_sizes, write_parts
+from timer.pending.runs.run_writer import RunWriter, binary_column, row_sizes, write_parts
 
 Texts = list[tuple[bytes, bytes, bytes]]
 NAMES = ("payload", "key", "headers")
@@ -229,7 +229,7 @@ def test_one_timer_is_found_as_among_many(tmp_path: Path) -> None:
         due_ms, number = np.array([due], np.int64), np.array([seq], np.uint64)
         _, here = Finder().find(run, due_ms, number)
         assert Finder().find_one(run, due, seq).tolist() == here.tolist()
-        assert run.meta.may_hold(due, seq) == may_hold(run.meta, due_ms, number)[0]
+        assert run.meta.may_contain(due, seq) == may_contain(run.meta, due_ms, number)[0]
     for due, seq in zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True):
         assert len(Finder().find_one(run, due, seq)) == 1
 
@@ -245,8 +245,8 @@ def test_run_that_may_hold_a_timer_is_not_passed_over(tmp_path: Path, buried: in
         for some in itertools.combinations(edges, count):
             due, seq = np.array(some, np.int64).T
             number = seq.astype(np.uint64)
-            meets = Range.of(due, number).meets(meta)
-            assert meets or not may_hold(meta, due, number).any(), some
+            meets = Range.of(due, number).overlaps(meta)
+            assert meets or not may_contain(meta, due, number).any(), some
             passed += not meets
     assert passed, "it must spare something"
 
@@ -324,10 +324,10 @@ def test_payloads_of_any_size_are_gathered_from_where_they_lie() -> None:
     random.Random(5).shuffle(spans)
     rows = np.zeros(len(spans), ROW)
     rows["buf"], rows["payload_start"], rows["payload_size"] = zip(*spans, strict=True)
-    column = gathered(rows, bufs, "payload")
+    column = binary_column(rows, bufs, "payload")
     column.validate(full=True)
     assert column.to_pylist() == [bytes(bufs[buf][at : at + size]) for buf, at, size in spans]
-    assert gathered(rows, bufs, "key").to_pylist() == [b""] * len(rows)
+    assert binary_column(rows, bufs, "key").to_pylist() == [b""] * len(rows)
 
 
 @pytest.mark.parametrize("size", [1, 700, 5_000])
@@ -359,10 +359,10 @@ def test_buffers_are_numbered_in_order(spread: int) -> None:
     chance = np.random.default_rng(spread)
     for n in (1, 2, 30, 400):
         values = chance.integers(0, spread, n).astype(np.uint32)
-        names, which = run_writer._numbered(values)
+        names, which = run_writer._distinct(values)
         assert names == sorted({*values.tolist()})
         assert [names[place] for place in which] == values.tolist()
-    names, which = run_writer._numbered(np.empty(0, np.uint32))
+    names, which = run_writer._distinct(np.empty(0, np.uint32))
     assert (names, len(which)) == ([], 0)
 
 

@@ -15,14 +15,14 @@ from timer.files.disk import disk_failed
 from timer.model.timer_errors import CorruptFileError, DiskFailedError
 from timer.model.units import LogIndex
 from timer.recovery import manifest, scrub
-from timer.recovery.scrub import Checked
+from timer.recovery.scrub import FileCheck
 
 
-def found(disk: SimDisk) -> list[Checked]:
+def found(disk: SimDisk) -> list[FileCheck]:
     return [*scrub.scrub(disk, state=STATE, log=LOG)]
 
 
-def damaged(checked: list[Checked]) -> list[Checked]:
+def damaged(checked: list[FileCheck]) -> list[FileCheck]:
     return [each for each in checked if each.damage is not None]
 
 

@@ -267,7 +267,7 @@ def test_message_that_failed_too_often_goes_to_the_dead_letters_once() -> None:
     play.wait(LEASE_MS)
     play.settle()
     assert len(play.deliveries) == 2, "nobody gets them any more"
-    assert group.unacked(play.machine.topics[play.topic_id].queue.end) == 0
+    assert group.unacked_count(play.machine.topics[play.topic_id].queue.end) == 0
     (one, two) = play.messages("a.g.dead")
     assert (one[0], two[0]) == (b"x", b"x")
     assert one[2][deadletters.REASON] == "nacked"
@@ -598,7 +598,7 @@ def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
     play.wait(group_dispatch.ROOM_LOOK_MS)
     play.settle()
     assert len(play.deliveries) == 3
-    assert group.unacked(QueueOffset(2)) == 1
+    assert group.unacked_count(QueueOffset(2)) == 1
 
 
 def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_raise(
@@ -676,5 +676,5 @@ def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     assert [m.new.tolist() for m in moved if isinstance(m, MoveApplied)] == [[True, True]]
     assert [m[0] for m in play.messages("a")] == [b"x", b"x"]
     assert all(m[2] == {} for m in play.messages("a"))
-    assert letters.unacked(dead.queue.end) == 1, "the stray one stays"
+    assert letters.unacked_count(dead.queue.end) == 1, "the stray one stays"
     assert play.last()[0] == [2, 3], "the group gets them as new ones"

@@ -33,9 +33,14 @@ from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timer.recovery import manifest
 from timer.recovery import snapshot_receiver as incoming_module
 from timer.recovery.snapshot import Snapshot, files, remove_files, remove_unnamed
-from timer.recovery.snapshot_receiver import ROOM_BYTES, Incoming, SnapshotRoomError, ready
+from timer.recovery.snapshot_receiver import (
+    SPARE_BYTES,
+    IncomingSnapshot,
+    SnapshotSpaceError,
+    snapshot_to_install,
+)
 from timer.recovery.snapshot_receiver import install as install_now
-from timer.recovery.snapshot_source import take
+from timer.recovery.snapshot_source import pin
 
 LOG = Path("/log")
 PROMISE = Path("/promise")
@@ -118,7 +123,7 @@ def test_take_begins_again_when_what_it_pins_is_gone() -> None:
     catch_up(engine, log)
     flush(engine)
     before = {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
-    there = take(disk, STATE, PINNED)
+    there = pin(disk, STATE, PINNED)
     assert disk.raced
     assert before - {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
     assert there.index == engine.manifest_index
@@ -132,14 +137,14 @@ def test_take_names_the_file_that_is_lost() -> None:
     part = there.parts[-1]
     source.remove(STATE / part.path)
     with pytest.raises(NotReadyError, match=f"{STATE / part.path} is missing"):
-        take(source, STATE, PINNED)
+        pin(source, STATE, PINNED)
 
 
 def test_take_without_a_manifest_is_not_ready() -> None:
     disk = SimDisk()
     engine_on(disk)
     with pytest.raises(NotReadyError):
-        take(disk, STATE, PINNED)
+        pin(disk, STATE, PINNED)
 
 
 def test_take_refuses_a_run_of_another_size() -> None:
@@ -148,7 +153,7 @@ def test_take_refuses_a_run_of_another_size() -> None:
     file = disk.open_append(STATE / run.path)
     file.truncate(run.size - 1)
     with pytest.raises(CorruptFileError, match="the manifest needs"):
-        take(disk, STATE, PINNED)
+        pin(disk, STATE, PINNED)
 
 
 def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -
     data[len(data) // 2] ^= 1
     spill.write_bytes(data)
     with pytest.raises(CorruptFileError) as caught:
-        take(disk, state, tmp_path / "pinned")
+        pin(disk, state, tmp_path / "pinned")
     assert caught.value.path == spill
 
 
@@ -172,10 +177,10 @@ def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
     source = engine_on(disk, tmp_path / "a")
     catch_up(source, log)
     flush(source)
-    there = take(disk, tmp_path / "a", tmp_path / "pinned")
-    incoming = Incoming(disk, tmp_path / "incoming")
+    there = pin(disk, tmp_path / "a", tmp_path / "pinned")
+    incoming = IncomingSnapshot(disk, tmp_path / "incoming")
     incoming.begin(there, UNDER)
-    while (wanted := incoming.wanted()) is not None:
+    while (wanted := incoming.next_missing()) is not None:
         part, offset = wanted
         incoming.put(part, offset, disk.read(tmp_path / "pinned" / part.path, offset, 1000))
     incoming.finish()
@@ -201,7 +206,7 @@ def test_reception_goes_on_where_a_crash_ended_it(chunks: int) -> None:
     before = {part for part in there.parts if disk.exists(INCOMING / part.path)}
     disk.crash(random.Random(chunks))
     incoming = receive(source, there, disk)
-    assert incoming.wanted() is None
+    assert incoming.next_missing() is None
     assert before or chunks == 0
     incoming.finish()
     install(disk)
@@ -216,8 +221,8 @@ def test_reception_of_another_offer_keeps_only_equal_parts() -> None:
     engine = engine_on(source)
     catch_up(engine, log)
     flush(engine)
-    later = take(source, STATE, PINNED)
-    incoming = Incoming(disk, INCOMING)
+    later = pin(source, STATE, PINNED)
+    incoming = IncomingSnapshot(disk, INCOMING)
     incoming.begin(later, UNDER)
     left = {part for part in later.parts if disk.exists(INCOMING / part.path)}
     assert left == {*there.parts} & {*later.parts}
@@ -239,10 +244,10 @@ def test_whole_parts_of_an_earlier_process_are_read_once_and_before_anybody_offe
     assert 0 < len(whole) < len(there.parts)
     spoilt = max(whole)
     disk.spoil(INCOMING / spoilt.path, spoilt.size - 1)
-    incoming = Incoming(disk, INCOMING)
-    assert incoming.planned() == there.parts
-    for part in incoming.planned():
-        incoming.look(part)
+    incoming = IncomingSnapshot(disk, INCOMING)
+    assert incoming.planned_parts() == there.parts
+    for part in incoming.planned_parts():
+        incoming.check_part(part)
     for part in whole - {spoilt}:
         disk.spoil(INCOMING / part.path, 0)  # a second read would report damage
     incoming.begin(there, UNDER)
@@ -252,9 +257,9 @@ def test_whole_parts_of_an_earlier_process_are_read_once_and_before_anybody_offe
 def test_snapshot_leaves_room_to_start_with() -> None:
     source, there, log = taken()
     disk = SimDisk()
-    incoming = Incoming(disk, INCOMING)
-    disk.capacity_bytes = there.size + ROOM_BYTES - 1
-    with pytest.raises(SnapshotRoomError, match="needs 33 MiB"):
+    incoming = IncomingSnapshot(disk, INCOMING)
+    disk.capacity_bytes = there.size + SPARE_BYTES - 1
+    with pytest.raises(SnapshotSpaceError, match="needs 33 MiB"):
         incoming.begin(there, UNDER)
     disk.capacity_bytes += 10_000  # the plan takes some
     incoming.begin(there, UNDER)
@@ -324,15 +329,15 @@ def test_directories_that_a_file_system_makes_in_a_state_stay(tmp_path: Path) ->
 def test_part_that_arrives_damaged_begins_anew() -> None:
     source, there, _ = taken()
     disk = SimDisk()
-    incoming = Incoming(disk, INCOMING)
+    incoming = IncomingSnapshot(disk, INCOMING)
     incoming.begin(there, UNDER)
-    part, _ = incoming.wanted() or pytest.fail("nothing wanted")
+    part, _ = incoming.next_missing() or pytest.fail("nothing wanted")
     data = bytearray(source.read(PINNED / part.path))
     data[len(data) // 2] ^= 1
     incoming.put(part, 0, data)
-    assert incoming.wanted() == (part, 0)
+    assert incoming.next_missing() == (part, 0)
     incoming.put(part, 0, source.read(PINNED / part.path))
-    assert incoming.wanted() != (part, 0)
+    assert incoming.next_missing() != (part, 0)
 
 
 class Dying(SimDisk):
@@ -434,7 +439,7 @@ def test_reception_cut_short_anywhere_installs_nothing_or_all() -> None:
             work(disk)
         disk.left = None
         disk.crash(rng)
-        if ready(disk, INCOMING) is None:
+        if snapshot_to_install(disk, INCOMING) is None:
             assert engine_is_old(disk)
             work(disk)
         install(disk)
@@ -547,7 +552,7 @@ def test_damaged_order_to_install_is_corrupt() -> None:
 
 def test_log_goes_on_after_the_snapshot() -> None:
     disk = SimDisk()
-    timer_log.begin_anew(disk, LOG, LogIndex(7), Epoch(2))
+    timer_log.replace_by_empty(disk, LOG, LogIndex(7), Epoch(2))
     log = timer_log.Log.open(disk, LOG, committed_floor=LogIndex(7))
     assert log.epoch_at(LogIndex(7)) == 2
     assert log.read(LogIndex(7), 100) == []
@@ -563,6 +568,6 @@ def test_directory_that_a_file_system_makes_in_a_log_stays_when_the_log_begins_a
     rests = [log / f"{timer_log.MARK_NAME}.tmp", log / f"{1:016x}.log.tmp"]
     for path in rests:
         disk.open_append(path).close()
-    timer_log.begin_anew(disk, log, LogIndex(7), Epoch(2))
+    timer_log.replace_by_empty(disk, log, LogIndex(7), Epoch(2))
     there = [f"{8:016x}.log", timer_log.MARK_NAME, "lost+found"]
     assert disk.list_dir(log) == there

@@ -44,7 +44,10 @@ def queue_with(first: int, blocks: list[list[Texts]]) -> Queue:
 
 
 def spills_of(queues: list[Queue]) -> list[Spill]:
-    return [Spill(TopicId(1 + at), queue, queue.unspilled(), []) for at, queue in enumerate(queues)]
+    return [
+        Spill(TopicId(1 + at), queue, queue.unspilled_blocks(), [])
+        for at, queue in enumerate(queues)
+    ]
 
 
 def content(pages: list[BlockRows]) -> list[Any]:
@@ -107,13 +110,13 @@ def test_messages_come_back_whatever_blocks_they_were_in(
         assert all(len(block.page or ()) <= rows for block in spill.new)
         spill.install()
         assert content(pages_of(queue)) == expected
-        assert queue.unspilled() == []
+        assert queue.unspilled_blocks() == []
         assert queue.pages.unspilled_size == 0
         queue.pages.evict(0)
         assert pages_of(queue) == []
         for block in queue.blocks:
-            queue.pages.want(block)
-        fetch = PageFetch(disk, DIRECTORY, queue.pages.wanted(1 << 20))
+            queue.pages.request(block)
+        fetch = PageFetch(disk, DIRECTORY, queue.pages.requested_blocks(1 << 20))
         fetch.read()
         fetch.install(queue.pages)
         assert content(pages_of(queue)) == expected
@@ -167,7 +170,7 @@ def test_fetch_of_a_file_that_is_gone_is_an_error_only_while_it_is_wanted() -> N
     disk = disk_with(spills)
     spills[0].install()
     queue.pages.evict(0)
-    queue.pages.want(queue.blocks[0])
+    queue.pages.request(queue.blocks[0])
     disk.remove(PATH)
     fetch = PageFetch(disk, DIRECTORY, spills[0].new)
     fetch.read()

@@ -22,7 +22,7 @@ from timer.model.columns import Buffers, RowArray
 from timer.model.firing_order import START, Position
 from timer.pending.memory.memtable import Memtable
 from timer.pending.runs import run_set
-from timer.pending.runs.merge import Merge, merged
+from timer.pending.runs.merge import Merge, merged_rows
 from timer.pending.runs.read_window import ReadWindow, Slice
 from timer.pending.runs.run import RunMeta, is_tombstone
 from timer.pending.runs.run_set import PrefetchedTimers, Runs
@@ -53,7 +53,7 @@ class Mutation:
 
 # ---- of the store
 
-_merged = merged
+_merged = merged_rows
 
 
 def _without_tombstones(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
@@ -147,13 +147,13 @@ def _use_without_the_last(self: Runs, windows: Iterable[ReadWindow], position: P
 
 
 OF_THE_STORE = (
-    Mutation("merge_forgets_tombstones", 3, run_set, "merged", _without_tombstones),
+    Mutation("merge_forgets_tombstones", 3, run_set, "merged_rows", _without_tombstones),
     Mutation("row_between_two_parts_is_lost", 3, run_set, "write_parts", _skips_at_the_cut),
     Mutation("run_with_a_pending_last_row_is_dropped", 3, Runs, "retire_past", _retire_early),
     Mutation("cursor_is_not_persisted", 3, Store, "recover", _recover_from_the_start),
     Mutation("read_ahead_skips_the_edge", 3, ReadWindow, "take", _take_all_but_the_last),
     Mutation("merge_leaves_out_what_is_due_soon", 3, Runs, "begin_merge", _merge_from_later),
-    Mutation("cancel_of_a_flushed_row_is_lost", 2, Memtable, "bury", _bury_nothing),
+    Mutation("cancel_of_a_flushed_row_is_lost", 2, Memtable, "add_tombstones", _bury_nothing),
     Mutation("merged_runs_are_removed_at_once", 3, Runs, "end_merge", _end_merge_and_remove),
     Mutation(
         "prefetch_answers_for_another_run", 3, PrefetchedTimers, "answer", _answer_for_another
@@ -212,8 +212,8 @@ def _cut_in_any_order(pages: Any) -> Iterator[list[BlockRows]]:
         yield group[::-1]
 
 
-_cut = spill_module._cut
-_at_hand = Queue.at_hand
+_cut = spill_module._page_groups
+_at_hand = Queue.count_in_memory
 
 
 def _one_too_many_at_hand(self: Queue, offsets: Any) -> int:
@@ -225,10 +225,10 @@ OF_THE_QUEUES = (
     Mutation("spilled_block_is_lost_at_restart", 3, manifest, "add_spills", _add_spills_but_one),
     Mutation("fetched_pages_are_mixed_up", 3, spill_module.PageFetch, "install", _install_mixed_up),
     Mutation("block_leaves_one_message_early", 3, Queue, "drop_below", _drop_one_more),
-    Mutation("nobody_fetches", 2, Pages, "want", _want_nothing),
+    Mutation("nobody_fetches", 2, Pages, "request", _want_nothing),
     Mutation("spill_file_is_removed_too_early", 3, manifest, "spill_files", _files_of_one_topic),
-    Mutation("spilled_messages_change_places", 3, spill_module, "_cut", _cut_in_any_order),
-    Mutation("missing_message_is_handed_out", 3, Queue, "at_hand", _one_too_many_at_hand),
+    Mutation("spilled_messages_change_places", 3, spill_module, "_page_groups", _cut_in_any_order),
+    Mutation("missing_message_is_handed_out", 3, Queue, "count_in_memory", _one_too_many_at_hand),
 )
 
 

@@ -30,6 +30,7 @@ from tests.timer.stores import (
     batch,
     make_small,
     merge_all,
+    read_ahead,
     run_program,
     timers_of,
 )
@@ -381,7 +382,7 @@ def test_what_was_read_ahead_fires_without_a_read(
     monkeypatch.setattr(window, "SLICE_ROWS_MIN", 16)
     store = far_store(tmp_path)
     for now in range(NOW, NOW + 22_000, 500):
-        store.preload(UnixMs(now))
+        read_ahead(store, now)
         store.fire(UnixMs(now), ALL, ALL)
     assert store.pending == 0
     assert not cold_reads
@@ -393,7 +394,7 @@ def test_new_runs_and_parts_are_loaded_before_they_are_used(
     monkeypatch.setattr(window, "SLICE_ROWS_MIN", 16)
     store = far_store(tmp_path, 8)
     for now in range(NOW, NOW + 20_500, 500):
-        store.preload(UnixMs(now))
+        read_ahead(store, now)
         store.fire(UnixMs(now), ALL, ALL)
         if now == NOW + 12_000:
             store.insert(*batch(20_001, [now + i for i in range(1, 3_000)]))
@@ -408,24 +409,24 @@ def test_ahead_that_comes_late_is_not_used(
     tmp_path: Path, cold_reads: list[window.ReadWindow]
 ) -> None:
     store = far_store(tmp_path)
-    late = store.begin_ahead(UnixMs(NOW + 9_500))
+    late = store.begin_read_ahead(UnixMs(NOW + 9_500))
     assert late is not None
     late.read()
     fired = store.fire(UnixMs(NOW + 15_000), ALL, ALL).rows["seq"].tolist()
     assert cold_reads
-    store.end_ahead(late)
+    store.end_read_ahead(late)
     fired += fire_all(store).rows["seq"].tolist()
     assert sorted(fired) == list(range(1, 3_001))
 
 
 def test_ahead_of_runs_that_were_merged_and_removed_is_given_up(tmp_path: Path) -> None:
     store = far_store(tmp_path, 8)
-    ahead = store.begin_ahead(UnixMs(NOW + 9_500))
+    ahead = store.begin_read_ahead(UnixMs(NOW + 9_500))
     assert ahead is not None
     assert merge_all(store) == 1
     store.remove(store.retired)
     ahead.read()
-    store.end_ahead(ahead)
+    store.end_read_ahead(ahead)
     assert len(fire_all(store).rows) == 8_000
 
 
@@ -436,12 +437,12 @@ def test_ahead_reads_the_earliest_rows_of_all_runs_up_to_its_limit(
     monkeypatch.setattr(window, "SLICE_SIZE_MAX", 100)
     monkeypatch.setattr(run_set, "LOADED_SIZE_MAX", 20_000)
     store = far_store(tmp_path)
-    store.preload(UnixMs(NOW + 9_999))
+    read_ahead(store, NOW + 9_999)
     loaded = [sum(len(piece.due) for piece in w._slices) for w in store._runs._windows]
     assert max(loaded) - min(loaded) <= 32
     assert 100 < sum(loaded) < 300
     before = store._runs.loaded_size
-    store.preload(UnixMs(NOW + 9_999))
+    read_ahead(store, NOW + 9_999)
     assert store._runs.loaded_size == before
 
 
@@ -475,15 +476,15 @@ def test_dead_rows_of_the_memtable_are_counted_and_no_others(store: Store) -> No
     store.fire(UnixMs(NOW + 10), ALL, ALL)
     assert store.memtable.dead == 1, "two more of the fired rows lay in a run"
     store.cancel(np.array([NOW + 20, NOW + 60_000]), np.array([5, 3], np.uint64))
-    assert (store.memtable.dead, store.memtable.mostly_dead) == (2, False)
+    assert (store.memtable.dead, store.memtable.is_mostly_dead) == (2, False)
     store.fire(UnixMs(NOW + 20), ALL, ALL)
-    assert (store.memtable.dead, store.memtable.mostly_dead) == (3, True)
+    assert (store.memtable.dead, store.memtable.is_mostly_dead) == (3, True)
     store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 1, 0)
     assert store.memtable.dead == 4, "another row of this topic had fired"
     store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 0, 0)
     assert store.memtable.dead == 4, "a dead row is not counted twice"
     flush(store)
-    assert (store.memtable.dead, store.memtable.mostly_dead) == (0, False)
+    assert (store.memtable.dead, store.memtable.is_mostly_dead) == (0, False)
 
 
 def test_memory_does_not_grow_with_the_rows_in_runs(store: Store) -> None:
@@ -492,5 +493,5 @@ def test_memory_does_not_grow_with_the_rows_in_runs(store: Store) -> None:
     flush(store)
     assert store.memtable.size < before / 100
     store.lead()
-    store.preload(UnixMs(NOW))
+    read_ahead(store, NOW)
     assert store._runs.loaded_size == 0

@@ -159,7 +159,7 @@ def test_trace_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch
     again = part_of([(1, DUE, b"x")], 1, 1)
     entries += [log.schedule(again), log.schedule(again, part_of([(1, DUE, b"z")]))]
     entries += [log.checkpoint(), log.fire(DUE), log.checkpoint()]
-    engine.committed(entries[-1].index)
+    engine.raise_commit_index(entries[-1].index)
     engine.fold(entries)
     flush = engine.begin_flush()
     assert flush is not None

@@ -14,7 +14,7 @@ from timer.model.columns import ROW
 from timer.model.firing_order import START
 from timer.model.units import LogIndex, TopicId
 from timer.pending.memory.deleted_topics import DeletedTopics
-from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.held_rows import HELD_OFFSET_MS
 from timer.pending.memory.memtable import Memtable
 from timer.pending.runs.held_scan import LiveRows
 from timer.pending.runs.run import Cursor
@@ -184,7 +184,7 @@ def test_topics_that_hold_nothing_wait_for_no_turn(catch_up: str) -> None:
     paused.say(Scope("default"), paused=False, catch_up=catch_up)
     paused.catch_up()
     assert not paused.fire(150)[1]
-    assert not any(paused.machine.topics[TopicId(topic)].holding for topic in names)
+    assert not any(paused.machine.topics[TopicId(topic)].is_holding for topic in names)
     assert not paused.fire(250)[1]
     assert paused.fired(names[-1]) == [200]
 
@@ -222,7 +222,10 @@ def test_what_a_memtable_needs_for_held_rows_is_counted_however_few_come_at_a_ti
 
 
 def rows_of(rows: Any, number: int) -> Any:
-    rows["due_ms"], rows["seq"] = ASIDE + number, np.arange(len(rows)) + number * len(rows) + 1
+    rows["due_ms"], rows["seq"] = (
+        HELD_OFFSET_MS + number,
+        np.arange(len(rows)) + number * len(rows) + 1,
+    )
     return rows
 
 
@@ -257,9 +260,9 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         paused.log.fire(paused.log.now_ms)
     for _ in late:
         paused.log.fire(paused.log.now_ms)
-    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    paused.engine.raise_commit_index(LogIndex(len(paused.log.entries)))
     reads = calls_of(monkeypatch, Cursor, "read")
-    while paused.engine.behind:
+    while paused.engine.is_behind:
         first, last = paused.engine.next_chunk()
         entries = paused.log.entries[first - 1 : last]
         prefetch = paused.engine.begin_prefetch(entries)
@@ -274,7 +277,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         assert not reads
     assert len(paused.fired(2)) == len(few) + 100 - len(late)
     assert paused.machine.store.held == 0
-    assert not paused.machine.topics[TopicId(2)].holding
+    assert not paused.machine.topics[TopicId(2)].is_holding
 
 
 def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ever() -> None:
@@ -284,7 +287,7 @@ def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ev
     paused.flush()
     paused.log.policy(Scope("", TopicId(1)))
     paused.log.fire(paused.log.now_ms)
-    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    paused.engine.raise_commit_index(LogIndex(len(paused.log.entries)))
     (run,) = paused.machine.store._runs.runs
     run._disk.remove(run._path)
     tried = 0
@@ -330,7 +333,7 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     assert ahead is not None
     ahead.read()
     [reader] = ahead._readers
-    assert 200 <= sum(len(kept.rows) for kept in reader._rows._kept) <= 4_096
+    assert 200 <= sum(len(kept.rows) for kept in reader._rows._read) <= 4_096
     [*settle(paused, 20_000)]
     assert paused.fired() == [*range(20_000)]
 
@@ -339,5 +342,5 @@ def test_what_was_read_for_other_topics_is_of_no_use_to_a_sweep_that_goes_by_mor
     one, two = TopicId(1), TopicId(2)
     others = DeletedTopics.all_but([one], TopicId(4))  # of topics 2 and 3 no row is left
     read = LiveRows([], others, START, lambda: 1)
-    assert not read.go_on(START, [], DeletedTopics.all_but([one, two], TopicId(4)))
-    assert read.go_on(START, [], others.plus(one))
+    assert not read.continue_from(START, [], DeletedTopics.all_but([one, two], TopicId(4)))
+    assert read.continue_from(START, [], others.plus(one))

@@ -69,9 +69,9 @@ def test_peek_waits_for_the_disk_and_not_for_ever(
 ) -> None:
     _ = client.schedule("orders", b"0")
     looks = iter((0, 0, 1))
-    monkeypatch.setattr(Queue, "at_hand", lambda *_: next(looks))
+    monkeypatch.setattr(Queue, "count_in_memory", lambda *_: next(looks))
     assert [each.payload for each in client.peek("orders").messages] == [b"0"]
-    monkeypatch.setattr(Queue, "at_hand", lambda *_: 0)
+    monkeypatch.setattr(Queue, "count_in_memory", lambda *_: 0)
     monkeypatch.setattr(message_peek, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="not read from disk in time"):
         client.peek("orders", timeout=1.5)

@@ -14,15 +14,15 @@ from isal import isal_zlib
 _BITS: Final = 32
 
 
-def joined(first: int, second: int, size: int) -> int:
+def concat_crc32(first: int, second: int, size: int) -> int:
     """Return zlib's CRC-32 of two concatenated parts. The second has `size` bytes."""
     for power in range(size.bit_length()):
         if size >> power & 1:
-            first = _after(_table(power), first)
+            first = _append_zeros(_table(power), first)
     return first ^ second
 
 
-def _after(table: tuple[int, ...], crc32: int) -> int:
+def _append_zeros(table: tuple[int, ...], crc32: int) -> int:
     found = 0
     for word in table:
         if crc32 & 1:
@@ -41,4 +41,4 @@ def _table(power: int) -> tuple[int, ...]:
             isal_zlib.crc32(b"\0", 1 << bit) ^ isal_zlib.crc32(b"\0") for bit in range(_BITS)
         )
     half = _table(power - 1)
-    return tuple(_after(half, word) for word in half)
+    return tuple(_append_zeros(half, word) for word in half)

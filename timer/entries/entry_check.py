@@ -42,7 +42,7 @@ def check_entry(entry: Entry) -> None:
         raise ValueError(f"{entry.kind.name} entry {entry.index}: {error}") from None
 
 
-def blamed(entries: Sequence[Entry]) -> str:
+def bad_entry_text(entries: Sequence[Entry]) -> str:
     """Return a phrase that names the entry that can't be applied, for `timerctl recover`."""
     for each in entries:
         try:

@@ -478,8 +478,8 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
 
 def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
     del group
-    said = msgpack.unpackb(body)
-    read = _typed_created(said, {"name": str, "start": str, "settings": dict})
+    values = msgpack.unpackb(body)
+    read = _typed_created(values, {"name": str, "start": str, "settings": dict})
     settings = GroupSettings(**_typed(read["settings"], _SETTINGS)).check()
     name, start = _name(read["name"]), GroupStart(read["start"])
     return CreateGroup(topic, name, start, settings, read["creator"])
@@ -536,10 +536,10 @@ def _creator(creator: str) -> dict[str, str]:
     return {"creator": creator} if creator else {}
 
 
-def _typed_created(said: Any, types: dict[str, type]) -> dict[str, Any]:
+def _typed_created(value: Any, types: dict[str, type]) -> dict[str, Any]:
     """Return a map with these keys and `creator`, which is empty if it is absent."""
-    has_creator = isinstance(said, dict) and "creator" in said
-    typed = _typed(said, types | ({"creator": str} if has_creator else {}))
+    has_creator = isinstance(value, dict) and "creator" in value
+    typed = _typed(value, types | ({"creator": str} if has_creator else {}))
     if has_creator:
         _name(typed["creator"])
     return {"creator": "", **typed}
@@ -563,10 +563,10 @@ def decode_topic(payload: memoryview) -> CreateTopic | DeleteTopic:
     Raises:
         ValueError: the payload is malformed.
     """
-    said = msgpack.unpackb(payload)
-    if isinstance(said, dict) and "delete" in said:
-        return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
-    read = _typed_created(said, {"name": str})
+    values = msgpack.unpackb(payload)
+    if isinstance(values, dict) and "delete" in values:
+        return DeleteTopic(TopicId(_typed(values, {"delete": int})["delete"]))
+    read = _typed_created(values, {"name": str})
     return CreateTopic(_name(read["name"]), read["creator"])
 
 
@@ -596,10 +596,10 @@ def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId] | EndProduc
     unpacked = msgpack.unpackb(payload)
     if isinstance(unpacked, dict) and "end" in unpacked:
         return EndProducer(ProducerId(_typed(unpacked, {"end": int})["end"]))
-    said = _typed(unpacked, {"token": bytes, "id": int})
-    if not 1 <= said["id"] < 1 << 63:
-        raise ValueError(f"PRODUCER with id {said['id']}: must be in 1 .. {(1 << 63) - 1}")
-    return said["token"], ProducerId(said["id"])
+    values = _typed(unpacked, {"token": bytes, "id": int})
+    if not 1 <= values["id"] < 1 << 63:
+        raise ValueError(f"PRODUCER with id {values['id']}: must be in 1 .. {(1 << 63) - 1}")
+    return values["token"], ProducerId(values["id"])
 
 
 def encode_checkpoint(producer_idle_ms: int) -> bytes:

@@ -137,26 +137,26 @@ class ScopePolicy:
 
     def pack(self) -> dict[str, Any]:
         """Return the fields that are set."""
-        said = ((name, getattr(self, name)) for name in FIELDS)
-        return {name: value for name, value in said if value is not None}
+        values = ((name, getattr(self, name)) for name in FIELDS)
+        return {name: value for name, value in values if value is not None}
 
     @classmethod
-    def unpack(cls, said: object) -> "ScopePolicy":
+    def unpack(cls, packed: object) -> "ScopePolicy":
         """Return the policy of a map made by `pack` that went through msgpack.
 
         Raises:
             ValueError: it is something else.
         """
-        if not isinstance(said, dict) or not said.keys() <= set(FIELDS):
-            raise ValueError(f"policy = {said!r}: must be a map with fields of {sorted(FIELDS)}")
-        for name, value in said.items():
+        if not isinstance(packed, dict) or not packed.keys() <= set(FIELDS):
+            raise ValueError(f"policy = {packed!r}: must be a map with fields of {sorted(FIELDS)}")
+        for name, value in packed.items():
             numbers = value if name == "delay_levels_ms" else [value]
             kind = int if name == "delay_levels_ms" else KINDS[name]
             if not isinstance(numbers, list) or any(type(each) is not kind for each in numbers):
                 of = "a list of " if name == "delay_levels_ms" else ""
                 raise ValueError(f"{name} = {value!r}: must be {of}{kind.__name__}")
-        levels = said.get("delay_levels_ms")
-        return cls(**{**said, "delay_levels_ms": levels and tuple(levels)})
+        levels = packed.get("delay_levels_ms")
+        return cls(**{**packed, "delay_levels_ms": levels and tuple(levels)})
 
     def over(self, wider: "ScopePolicy") -> "ScopePolicy":
         """Return `wider` with the fields that are set here."""
@@ -213,21 +213,21 @@ class Effective(NamedTuple):
     """Field -> its source: node, cluster, namespace or topic."""
 
 
-class _Said(NamedTuple):
+class _Record(NamedTuple):
     policy: ScopePolicy
     packed: bytes
     """With its scope: see `encode_policy`."""
 
 
 class Policies:
-    """The policies of all scopes at one point of the log. Immutable; `changed` returns another.
+    """The policies of all scopes at one point of the log. Immutable; `with_policy` returns another.
 
     `changed` packs the changed policy and copies references to the others, as each topic may have
     one.
     """
 
     def __init__(self, records: Mapping[Scope, ScopePolicy] = MappingProxyType({})) -> None:
-        self._records: dict[Scope, _Said] = {}
+        self._records: dict[Scope, _Record] = {}
         self._order: list[Scope] = []
         """The scopes that have a policy, sorted."""
         self._counts: Counter[str] = Counter()
@@ -237,10 +237,10 @@ class Policies:
 
     def of(self, scope: Scope) -> ScopePolicy:
         """Return the policy of a scope itself."""
-        said = self._records.get(scope)
-        return NO_POLICY if said is None else said.policy
+        record = self._records.get(scope)
+        return NO_POLICY if record is None else record.policy
 
-    def changed(self, scope: Scope, policy: ScopePolicy) -> "Policies":
+    def with_policy(self, scope: Scope, policy: ScopePolicy) -> "Policies":
         """Return the policies after that of `scope` is replaced by `policy`."""
         after = Policies()
         after._records, after._order = self._records.copy(), self._order.copy()
@@ -250,13 +250,13 @@ class Policies:
 
     def _put(self, scope: Scope, policy: ScopePolicy) -> None:
         """Set the policy of a scope, before the object is shared."""
-        before, fields_said = self._records.get(scope), policy.pack()
+        before, values = self._records.get(scope), policy.pack()
         if before is not None:
             self._counts.subtract(before.policy.pack().keys())
-        self._counts.update(fields_said.keys())
+        self._counts.update(values.keys())
         at = bisect_left(self._order, scope)
-        if fields_said:
-            self._records[scope] = _Said(policy, encode_policy(scope, policy))
+        if values:
+            self._records[scope] = _Record(policy, encode_policy(scope, policy))
             if before is None:
                 self._order.insert(at, scope)
         elif before is not None:
@@ -273,44 +273,44 @@ class Policies:
         return len(self._order) - bisect_left(self._order, first)
 
     @property
-    def differ(self) -> bool:
+    def has_narrow_scopes(self) -> bool:
         """Whether a scope other than the cluster has a policy."""
         return len(self._records) > (CLUSTER in self._records)
 
     @property
-    def limited(self) -> bool:
+    def has_quotas(self) -> bool:
         """Whether a policy sets a quota."""
         return any(self._counts[name] for name in QUOTAS)
 
     @property
-    def pauses(self) -> bool:
+    def has_pauses(self) -> bool:
         """Whether a policy sets `paused`."""
         return bool(self._counts["paused"])
 
     @property
-    def retains(self) -> bool:
+    def has_retentions(self) -> bool:
         """Whether a policy sets a retention."""
         return bool(self._counts["retention_ms"])
 
     @property
-    def expires(self) -> bool:
+    def has_ttls(self) -> bool:
         """Whether a policy sets a time to live."""
         return bool(self._counts["ttl_ms"])
 
     @property
-    def paces(self) -> bool:
+    def has_rates(self) -> bool:
         """Whether a policy sets a rate of delivery."""
         return any(self._counts[name] for name in RATES)
 
-    def said(self, field: str, name: str, topic: TopicId) -> Any:
+    def value_of(self, field: str, name: str, topic: TopicId) -> Any:
         """Return the value of a field for the topic of this name; None: no policy sets it.
 
         The node's settings do not count.
         """
-        return self.said_by(field, name, topic)[0]
+        return self.value_and_source(field, name, topic)[0]
 
-    def said_by(self, field: str, name: str, topic: TopicId) -> tuple[Any, str]:
-        """Return the value that `said` returns, and its source: topic, namespace or cluster."""
+    def value_and_source(self, field: str, name: str, topic: TopicId) -> tuple[Any, str]:
+        """Return the value that `value_of` returns, and its source: topic, namespace or cluster."""
         if self._counts[field]:
             for source, scope in (
                 ("topic", Scope("", topic)),
@@ -322,14 +322,14 @@ class Policies:
                     return value, source
         return None, ""
 
-    def firing(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
+    def pause_of(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
         """Return whether a topic is paused, and the fate of its overdue timers at the resume."""
         paused, catch_up = False, CATCH_UP_ALL
         for scope in (CLUSTER, Scope(namespace), Scope("", topic)):
             if scope in self._records:
-                said = self._records[scope].policy
-                paused = paused if said.paused is None else said.paused
-                catch_up = said.catch_up or catch_up
+                policy = self._records[scope].policy
+                paused = paused if policy.paused is None else policy.paused
+                catch_up = policy.catch_up or catch_up
         return paused, catch_up
 
     @cached_property
@@ -352,9 +352,9 @@ class Policies:
         for name, scope in narrower.items():
             if name != "cluster" and scope == CLUSTER:
                 continue
-            said = self.of(scope)
-            policy = said.over(policy)
-            sources |= dict.fromkeys(said.pack(), name)
+            own = self.of(scope)
+            policy = own.over(policy)
+            sources |= dict.fromkeys(own.pack(), name)
         for name in NODE_BOUNDS:
             if getattr(policy, name) > getattr(node, name):
                 policy = replace(policy, **{name: getattr(node, name)})
@@ -370,8 +370,8 @@ def namespace_of(topic: str) -> str:
 
 def encode_policy(scope: Scope, policy: ScopePolicy) -> bytes:
     """Return the payload of a POLICY entry: the whole policy of `scope` from there on."""
-    said = {"version": VERSION, **scope._asdict(), "policy": policy.pack()}
-    return bytes(msgpack.packb(said))
+    record = {"version": VERSION, **scope._asdict(), "policy": policy.pack()}
+    return bytes(msgpack.packb(record))
 
 
 def decode_policy(payload: bytes | memoryview) -> tuple[Scope, ScopePolicy]:
@@ -380,15 +380,15 @@ def decode_policy(payload: bytes | memoryview) -> tuple[Scope, ScopePolicy]:
     Raises:
         ValueError: the payload is malformed, or of another version.
     """
-    said = msgpack.unpackb(payload)
-    if not isinstance(said, dict) or said.get("version") != VERSION:
-        raise ValueError(f"POLICY of {said!r}: must be a map with version = {VERSION}")
-    if said.keys() != {"version", "policy", *Scope._fields}:
-        raise ValueError(f"POLICY of {said!r}: must have version, namespace, topic and policy")
-    namespace, topic = said["namespace"], said["topic"]
+    record = msgpack.unpackb(payload)
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise ValueError(f"POLICY of {record!r}: must be a map with version = {VERSION}")
+    if record.keys() != {"version", "policy", *Scope._fields}:
+        raise ValueError(f"POLICY of {record!r}: must have version, namespace, topic and policy")
+    namespace, topic = record["namespace"], record["topic"]
     if type(namespace) is not str or type(topic) is not int or (namespace and topic):
         raise ValueError(
             f"POLICY of namespace {namespace!r} and topic {topic!r}: must be a string and an"
             " integer, at most one of them set"
         )
-    return Scope(namespace, TopicId(topic)), ScopePolicy.unpack(said["policy"])
+    return Scope(namespace, TopicId(topic)), ScopePolicy.unpack(record["policy"])

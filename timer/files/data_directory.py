@@ -60,7 +60,7 @@ _NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The owner of a directory, and its level. Only `found_anew` changes the owner."""
+    """The owner of a directory, and its level. Only `make_sole_founder` changes the owner."""
 
     cluster_id: str
     name: str
@@ -154,7 +154,7 @@ def format_directory(  # noqa: PLR0913 - the content of a directory
     return identity
 
 
-def found_anew(disk: Disk, path: Path, identity: Identity) -> None:
+def make_sole_founder(disk: Disk, path: Path, identity: Identity) -> None:
     """Make its replica the only founding voter, durably, because a majority is lost.
 
     Only an operator may order this, on a stopped node (cluster/files/recover.py).

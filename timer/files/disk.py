@@ -197,7 +197,7 @@ class Disk(Protocol):
 
 
 @contextlib.contextmanager
-def failing(path: Path, action: str) -> Iterator[None]:
+def converting_os_errors(path: Path, action: str) -> Iterator[None]:
     """Raise OSErrors of the block as DiskFailedError, with the errno and its name."""
     try:
         yield
@@ -236,7 +236,7 @@ class DiskRefusal:
         self._failed: DiskFailedError | None = None
 
     @contextlib.contextmanager
-    def around(self, action: str) -> Iterator[None]:
+    def guard(self, action: str) -> Iterator[None]:
         """Run `action`. Refuse it if an earlier one failed.
 
         Raises:
@@ -269,7 +269,7 @@ class RealDisk:
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
         """See Disk."""
-        with failing(path, "read"):
+        with converting_os_errors(path, "read"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 left = max(0, os.fstat(fd).st_size - start) if size is None else size
@@ -279,7 +279,7 @@ class RealDisk:
 
     def read_parts(self, path: Path, parts: Iterable[tuple[int, int]]) -> list[bytes]:
         """See Disk. The open takes more time than the read of a small part."""
-        with failing(path, "read"):
+        with converting_os_errors(path, "read"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return [_read_part(path, fd, start, size) for start, size in parts]
@@ -288,24 +288,24 @@ class RealDisk:
 
     def size(self, path: Path) -> int:
         """See Disk."""
-        with failing(path, "stat"):
+        with converting_os_errors(path, "stat"):
             return path.stat().st_size
 
     def exists(self, path: Path) -> bool:
         """See Disk."""
-        with failing(path, "stat"):
+        with converting_os_errors(path, "stat"):
             return path.exists()
 
     def list_dir(self, path: Path) -> list[str]:
         """See Disk."""
-        with failing(path, "list"):
+        with converting_os_errors(path, "list"):
             return sorted(os.listdir(path))
 
     def make_dir(self, path: Path) -> None:
         """See Disk."""
         if not path.is_dir():
             self.make_dir(path.parent)
-            with failing(path, "mkdir"):
+            with converting_os_errors(path, "mkdir"):
                 create_dir(path)
         # Even if it exists: an earlier process may have died before this sync.
         self.sync_dir(path.parent)
@@ -313,7 +313,7 @@ class RealDisk:
     def write_atomic(self, path: Path, data: Bytes) -> None:
         """See Disk."""
         temporary = path.with_name(path.name + TEMPORARY)
-        with failing(path, "write"):
+        with converting_os_errors(path, "write"):
             temporary.unlink(missing_ok=True)  # of a process that was killed
             fd = create_file(temporary, os.O_WRONLY)
             try:
@@ -326,22 +326,25 @@ class RealDisk:
 
     def remove(self, path: Path) -> None:
         """See Disk."""
-        with failing(path, "remove"):
+        with converting_os_errors(path, "remove"):
             path.unlink()
 
     def link(self, path: Path, name: Path) -> None:
         """See Disk."""
-        with failing(name, "link"):
+        with converting_os_errors(name, "link"):
             os.link(path, name)
 
     def sync_dir(self, path: Path) -> None:
         """See Disk."""
-        with failing(path, "fsync of the directory"), _opened_dir(path, os.O_RDONLY) as fd:
+        with (
+            converting_os_errors(path, "fsync of the directory"),
+            _opened_dir(path, os.O_RDONLY) as fd,
+        ):
             os.fsync(fd)
 
     def free_bytes(self, path: Path) -> int:
         """See Disk."""
-        with failing(path, "statvfs"):
+        with converting_os_errors(path, "statvfs"):
             found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -356,7 +359,7 @@ class RealDisk:
         """See Disk."""
         import fcntl  # Windows has none; a fake cluster, which imports this module, locks no file
 
-        with failing(path, "lock"):
+        with converting_os_errors(path, "lock"):
             fd, is_writable = _open_lock(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -379,7 +382,7 @@ class FreshDisk(RealDisk):
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
         """See Disk."""
-        with failing(path, "read"):
+        with converting_os_errors(path, "read"):
             _forget_cached(path, start, size)
             data = super().read(path, start, size)
             _forget_cached(path, start, size)
@@ -440,7 +443,7 @@ class _WrittenFile(_Descriptor):
         self._refusal = DiskRefusal(path)
 
     def sync(self) -> None:
-        with self._refusal.around("fdatasync"):
+        with self._refusal.guard("fdatasync"):
             os.fdatasync(self._fd)
 
 
@@ -456,12 +459,12 @@ class _RealAppendFile(_WrittenFile):
         return self._size
 
     def write(self, buffers: Sequence[Bytes]) -> None:
-        with self._refusal.around("write"):
+        with self._refusal.guard("write"):
             self._size += _write_all(self._fd, buffers)
 
     def truncate(self, size: int) -> None:
         assert 0 <= size <= self._size, (size, self._size)
-        with self._refusal.around("truncate"):
+        with self._refusal.guard("truncate"):
             os.ftruncate(self._fd, size)
             self._size = size
 
@@ -471,7 +474,7 @@ class _RealMarkFile(_WrittenFile):
 
     def put(self, data: bytes) -> None:
         assert len(data) <= MARK_SIZE_MAX, len(data)
-        with self._refusal.around("write"):
+        with self._refusal.guard("write"):
             written = os.pwrite(self._fd, data, 0)
             if written != len(data):
                 raise OSError(errno.EIO, f"wrote {written} of {len(data)} bytes")
@@ -491,9 +494,9 @@ def create_file(path: Path, flags: int) -> int:
         OSError: the file can't be created.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _around(path) as (directory, owner):
+    with _opened_parent(path) as (directory, owner):
         fd = os.open(path.name, flags, 0o640, dir_fd=directory)
-        _give(path, fd, owner)
+        _give_ownership(path, fd, owner)
     return fd
 
 
@@ -513,7 +516,7 @@ def create_dir(path: Path) -> None:
     Raises:
         OSError: the directory can't be created.
     """
-    with _around(path) as (directory, owner):
+    with _opened_parent(path) as (directory, owner):
         try:
             os.mkdir(path.name, 0o750, dir_fd=directory)
         except FileExistsError:
@@ -522,7 +525,7 @@ def create_dir(path: Path) -> None:
             return
         with _opened_dir(path.name, os.O_RDONLY | os.O_NOFOLLOW, directory) as fd:
             if not os.listdir(fd):  # another one, with files, may have taken its name
-                _give(path, fd, owner)
+                _give_ownership(path, fd, owner)
 
 
 @contextlib.contextmanager
@@ -536,7 +539,7 @@ def _opened_dir(path: Path | str, flags: int, dir_fd: int | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def _around(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
+def _opened_parent(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
     """Open the directory of a path during the block: (descriptor, owner). OSErrors get the path."""
     with _opened_dir(path.parent, os.O_PATH) as directory:
         try:
@@ -559,7 +562,7 @@ def owner_of(directory: int) -> tuple[int, int]:
     return found.st_uid, found.st_gid
 
 
-def _give(path: Path, fd: int, owner: tuple[int, int]) -> None:
+def _give_ownership(path: Path, fd: int, owner: tuple[int, int]) -> None:
     """Give a file or directory that root has just created to a user, so the node can open it."""
     if os.geteuid() == 0 and owner[0] != 0:
         try:
@@ -603,7 +606,7 @@ def _open_true(path: Path, flags: int) -> tuple[int, int]:
     longer dirty. Reads would return bytes that are not durable. So dirty pages are written, and
     clean ones are dropped.
     """
-    with failing(path, "open"):
+    with converting_os_errors(path, "open"):
         fd = _open_or_create(path, os.O_WRONLY | flags)
         try:
             size = os.fstat(fd).st_size

@@ -25,9 +25,9 @@ its log. Within one run of the machine (`Disk.boot_id`, which the mark has) no s
 and the mark is exact. A torn tail is then an interrupted write of a process. Its entries were never
 acknowledged, so they are cut without doubt (docs/adr/0039).
 
-The mark notes a doubtful cut before the cut is made, and until `cut_noted`. So a second crash does
-not hide it. A start checks every frame above the committed floor. Segments below it, which a
-restart does not need, are checked when they are first read.
+The mark notes a doubtful cut before the cut is made, and until `clear_tail_was_cut`. So a second
+crash does not hide it. A start checks every frame above the committed floor. Segments below it,
+which a restart does not need, are checked when they are first read.
 
 **Threads.** One thread writes: `append`, `sync`, `truncate_after`, `drop_before`,
 `raise_committed_floor`, `close`. They wait for the disk. Any thread may call the other methods at
@@ -174,7 +174,7 @@ class Log:
         segments = _read_headers(disk, paths, floor)
         if not segments:
             if floor or is_used:
-                raise no_segments(directory, floor)
+                raise missing_segments_error(directory, floor)
             born, file = _create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))
             file.close()
             segments = [born]
@@ -361,7 +361,7 @@ class Log:
             assert frame_epoch >= epoch, f"epoch {frame_epoch} follows {epoch}"
             epoch, index = frame_epoch, frame_index
 
-        with self._refusal.around("append"):
+        with self._refusal.guard("append"):
             begin, size = 0, self._file.size
             for end, frame in enumerate(frames):
                 if size + len(frame) > self._segment_size and size > segment.HEADER_SIZE:
@@ -407,7 +407,7 @@ class Log:
         Raises:
             DiskFailedError: the durable index is unknown. The log refuses all later writes.
         """
-        with self._refusal.around("sync"):
+        with self._refusal.guard("sync"):
             if self._view.durable != self._view.last:
                 self._sync_file()
 
@@ -421,13 +421,13 @@ class Log:
     def _put_mark(self, durable: LogIndex) -> None:
         self._mark.put(_encode_mark(DurableMark(durable, self._tail_was_cut, self._boot)))
 
-    def cut_noted(self) -> None:
+    def clear_tail_was_cut(self) -> None:
         """Clear `tail_was_cut`, durably. The caller has stored it elsewhere.
 
         Raises:
             DiskFailedError: the next start may report the cut once more.
         """
-        with self._refusal.around("mark"):
+        with self._refusal.guard("mark"):
             self._tail_was_cut = False
             self._put_mark(self._view.durable)
             self._mark.sync()
@@ -451,7 +451,7 @@ class Log:
         short = _Segment(each.path, each.header, each.positions.up_to(index), position)
         number = bisect.bisect_right(view.starts, index)
         durable = LogIndex(min(view.durable, index))
-        with self._refusal.around("truncate"):
+        with self._refusal.guard("truncate"):
             self._view = _View(
                 (*kept, short), index, durable, view.starts[:number], view.epochs[:number]
             )
@@ -490,7 +490,7 @@ class Log:
         kept = view.segments[count:]
         before = LogIndex(kept[0].header.first - 1)
         number = bisect.bisect_right(view.starts, before)
-        with self._refusal.around("drop"):
+        with self._refusal.guard("drop"):
             self._view = replace(
                 view,
                 segments=kept,
@@ -526,7 +526,7 @@ class Log:
             self._mark.close()
 
 
-def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
+def has_entry(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
     """Return whether the log in the directory is undamaged, with entry `index` of `epoch`.
 
     The whole log is read. A torn tail is cut, and the mark notes this.
@@ -543,7 +543,7 @@ def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
     return held
 
 
-def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+def replace_by_empty(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
     """Replace the log in the directory by an empty one after entry `after`, of `epoch`.
 
     Other files and directories stay. After a crash the log is undefined: the caller repeats the
@@ -562,7 +562,7 @@ def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> No
     file.close()
 
 
-def no_segments(directory: Path, floor: LogIndex) -> CorruptFileError:
+def missing_segments_error(directory: Path, floor: LogIndex) -> CorruptFileError:
     """Return the error for a used log without files. `floor`: a durable entry; 0: unknown."""
     lost = f"entry {floor} was durable" if floor else "the replica has followed a leader"
     return CorruptFileError(directory, 0, f"the log has no segments; {lost}")

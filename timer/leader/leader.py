@@ -254,7 +254,7 @@ class Leader:
             TopicDeletedError: one of its topics was deleted.
         """
         self._check_room()
-        if self.groups.deleting or self.machine.store.gone:
+        if self.groups.deleting or self.machine.store.deleted_topics:
             for topic in np.unique(part.topic).tolist():
                 self.groups.check_topic(TopicId(topic))
         self.quotas.judge(charges)

@@ -18,18 +18,18 @@ class FiredRows(NamedTuple):
     """True if more rows are due by the read time."""
 
 
-def within(
+def count_fitting(
     rows: RowArray,
     rows_max: int,
     bytes_max: int,
     topics_max: int | None = None,
-    counted: U32 | None = None,
+    counted_topics: U32 | None = None,
 ) -> int:
     """Return how many of the first rows fit into the limits.
 
     Limits: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, except that one row
-    always fits; rows of `topics_max` topics (None: no limit). If `counted` is given, only these
-    topics count towards `topics_max`.
+    always fits; rows of `topics_max` topics (None: no limit). If `counted_topics` is
+    given, only these topics count towards `topics_max`.
     """
     stop = min(rows_max, len(rows))
     if stop:
@@ -39,7 +39,11 @@ def within(
     if topics_max is None or stop <= topics_max:
         return stop
     topics = rows["topic"][:stop]
-    places = np.arange(stop) if counted is None else np.flatnonzero(np.isin(topics, counted))
+    places = (
+        np.arange(stop)
+        if counted_topics is None
+        else np.flatnonzero(np.isin(topics, counted_topics))
+    )
     _, first = np.unique(topics[places], return_index=True)
     if len(first) <= topics_max:
         return stop

@@ -32,20 +32,20 @@ from timer.model.columns import (
 )
 from timer.pending.runs import row_reader
 from timer.pending.runs.held_scan import HeldReader
-from timer.pending.runs.run import Run, may_hold
+from timer.pending.runs.run import Run, may_contain
 from timer.pending.runs.run_set import PrefetchedTimers
 
-ASKED_MIN: Final = 64
+LOOP_LOOKUPS_MAX: Final = 64
 """Look-ups of one timer or key in one run that together take about 5 ms. More go to a thread."""
-MOVED_MIN: Final = 4
+LOOP_PAYLOADS_MAX: Final = 4
 """Most timers with payloads to read on the loop. Each may need a whole batch to be verified."""
 
 Name = tuple[int, bytes]
-At = Callable[[I64, U64], I64]
+StoredDues = Callable[[I64, U64], I64]
 """Returns the stored dues of timers: see Store."""
 
 
-def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
+def is_surely_small(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
     """Return whether the entries need few reads of `runs` runs, by the entries' heads alone.
 
     True for most entries. `keys`: some run has a timer with a key.
@@ -60,27 +60,27 @@ def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool
             moved += count * (entry.kind is EntryKind.RESCHEDULE)
         elif entry.kind is EntryKind.SCHEDULE and keys and keyed_max(entry.payload):
             return False
-    return moved <= MOVED_MIN and ids * runs <= ASKED_MIN
+    return moved <= LOOP_PAYLOADS_MAX and ids * runs <= LOOP_LOOKUPS_MAX
 
 
 class PrefetchTargets:
     """The timers and keys that some entries need from runs."""
 
-    def __init__(self, entries: Sequence[Entry], at: At, *, keys: bool) -> None:
+    def __init__(self, entries: Sequence[Entry], stored_dues: StoredDues, *, keys: bool) -> None:
         """Collect them from the entries. `keys`: some run has a timer with a key."""
-        self._at = at
+        self._stored_dues = stored_dues
         self.ids: list[Ids] = []
         self.names: list[Keys] = []
         self.conflicts: list[Keys] = []
         """Those of `names` of which only the ids are needed, to decide about new timers."""
-        self.moved: list[Targets] = []
+        self.with_payload: list[Targets] = []
         for entry in entries:
             match entry.kind:
                 case EntryKind.CANCEL:
-                    self._target(payloads.decode_cancel(entry.payload))
+                    self._add(payloads.decode_cancel(entry.payload))
                 case EntryKind.RESCHEDULE:
                     targets = payloads.decode_reschedule(entry.payload).targets
-                    self.moved.append(self._target(targets))
+                    self.with_payload.append(self._add(targets))
                 case EntryKind.SCHEDULE if keys:
                     rows = decode_schedule(entry.payload).rows
                     rows = rows[rows["key_size"] > 0]
@@ -92,43 +92,43 @@ class PrefetchTargets:
                     pass
 
     @classmethod
-    def of(cls, targets: Targets, at: At) -> "PrefetchTargets":
+    def of(cls, targets: Targets, stored_dues: StoredDues) -> "PrefetchTargets":
         """Return the targets of a request that reads timers with their payloads."""
-        asked = cls((), at, keys=False)
-        asked.moved.append(asked._target(targets))
-        return asked
+        found = cls((), stored_dues, keys=False)
+        found.with_payload.append(found._add(targets))
+        return found
 
-    def _target(self, targets: Targets) -> Targets:
+    def _add(self, targets: Targets) -> Targets:
         """Add targets. Return them with their stored dues."""
         if not isinstance(targets, Ids):
             self.names.append(targets)
             return targets
-        lying = Ids(self._at(targets.due_ms, targets.seq), targets.seq)
-        self.ids.append(lying)
-        return lying
+        stored = Ids(self._stored_dues(targets.due_ms, targets.seq), targets.seq)
+        self.ids.append(stored)
+        return stored
 
-    def is_little(self, runs: Sequence[Run]) -> bool:
+    def is_small(self, runs: Sequence[Run]) -> bool:
         """Return whether the targets are few enough for the event loop."""
-        if sum(map(len, self.moved)) > MOVED_MIN and runs:
+        if sum(map(len, self.with_payload)) > LOOP_PAYLOADS_MAX and runs:
             return False
-        if self.names and not all(run.keys_read for run in runs):
+        if self.names and not all(run.has_read_keys for run in runs):
             return False
         count = sum(map(len, self.names))
-        if count + sum(map(len, self.ids)) * len(runs) <= ASKED_MIN:
+        if count + sum(map(len, self.ids)) * len(runs) <= LOOP_LOOKUPS_MAX:
             return True
         for run in runs:
-            count += sum(int(may_hold(run.meta, i.due_ms, i.seq).sum()) for i in self.ids)
-        return count <= ASKED_MIN
+            count += sum(int(may_contain(run.meta, i.due_ms, i.seq).sum()) for i in self.ids)
+        return count <= LOOP_LOOKUPS_MAX
 
 
 class Prefetch:
     """Reads of runs, done by a thread before they are needed. See the module."""
 
     def __init__(
-        self, runs: Sequence[Run], asked: PrefetchTargets, readers: Sequence[HeldReader] = ()
+        self, runs: Sequence[Run], targets: PrefetchTargets, readers: Sequence[HeldReader] = ()
     ) -> None:
         self._runs = runs
-        self._asked = asked
+        self._targets = targets
         self._readers = readers
         self._names: set[Name] = set()
         self._found: dict[int, dict[Name, list[np.void]]] = {}
@@ -141,15 +141,18 @@ class Prefetch:
         Raises:
             CorruptFileError: a run doesn't verify.
         """
-        asked = self._asked
-        ids, moved = [*asked.ids], [each for each in asked.moved if isinstance(each, Ids)]
+        targets = self._targets
+        ids, with_payload = (
+            [*targets.ids],
+            [each for each in targets.with_payload if isinstance(each, Ids)],
+        )
         rows = [True] * len(ids)
-        for keys in asked.names:
-            found = self._ask_keys(keys)
+        for keys in targets.names:
+            found = self._find_keys(keys)
             ids.append(found)
-            rows.append(not any(keys is each for each in asked.conflicts))
-            if any(keys is each for each in asked.moved):
-                moved.append(found)
+            rows.append(not any(keys is each for each in targets.conflicts))
+            if any(keys is each for each in targets.with_payload):
+                with_payload.append(found)
         if ids:
             self.timers = PrefetchedTimers(
                 self._runs,
@@ -158,12 +161,12 @@ class Prefetch:
                 np.repeat(rows, [len(each.seq) for each in ids]),
             )
             self.timers.read()
-        for each in moved:
+        for each in with_payload:
             self._verify(each)
         for reader in self._readers:
             reader.read()
 
-    def _ask_keys(self, keys: Keys) -> Ids:
+    def _find_keys(self, keys: Keys) -> Ids:
         """Note the timers that have the keys, pending or not. Return their ids."""
         names = names_of(keys.topic, keys.key)
         self._names |= {*names}
@@ -172,7 +175,7 @@ class Prefetch:
         for run in self._runs:
             with suppress(FileNotFoundError):  # a merge has removed the run
                 assert hashes is not None
-                which, here = row_reader.in_run(run, hashes, keys.topic, keys.key)
+                which, here = row_reader.find_in_run(run, hashes, keys.topic, keys.key)
                 known: dict[Name, list[np.void]] = {}
                 for number, row in zip(which.tolist(), here, strict=True):
                     known.setdefault(names[number], []).append(row)
@@ -184,7 +187,7 @@ class Prefetch:
     def _verify(self, ids: Ids) -> None:
         """Verify the batches of these timers before their payloads are read."""
         for run in self._runs:
-            inside = may_hold(run.meta, ids.due_ms, ids.seq)
+            inside = may_contain(run.meta, ids.due_ms, ids.seq)
             batches = np.unique(run.batches_of(ids.due_ms[inside], ids.seq[inside])).tolist()
             with suppress(FileNotFoundError):
                 for batch in batches:
@@ -199,7 +202,7 @@ class Prefetch:
     def candidates(
         self, run: Run, names: list[Name]
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return the result of `row_reader.in_run`; None if the run was not read."""
+        """Return the result of `row_reader.find_in_run`; None if the run was not read."""
         known = self._found.get(run.meta.number)
         if known is None:
             return None

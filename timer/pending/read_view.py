@@ -1,18 +1,18 @@
-"""A cut: the pending rows of a store at one moment, for reads by a thread beside the event loop.
+"""A read view: the pending rows of a store at one moment, for a thread beside the event loop.
 
-    store --cut (cheap, on the loop)--> Cut --page, count, tally (in a thread)--> timers, numbers
+    store --read_view (cheap, on the loop)--> ReadView --page, count, tally (in a thread)--> timers
 
 Runs are immutable, and rows are only added to a memtable. The flags of live rows may change, so a
-cut has a copy of them. The content of a cut is therefore consistent for as long as it is used. A
-merge may remove the file of a run meanwhile. The read then raises FileNotFoundError, and the caller
-takes a new cut.
+view has a copy of them. Its content is therefore consistent for as long as it is used. A merge may
+remove the file of a run meanwhile. The read then raises FileNotFoundError, and the caller takes a
+new view.
 
 Pages are in (due, seq) order, which never changes. The end of a page is a Position, and the next
-page begins after it, in any later cut. Held rows (timer/pending/memory/held_rows.py) come first:
+page begins after it, in any later view. Held rows (timer/pending/memory/held_rows.py) come first:
 their plain dues lie at or before the fire position, all others after it. This stays so if rows
 become held between two pages. The work of a page is bounded: if few rows match, the page is short
 and has the position to continue from. Stripes of a run without rows of the topic are not read. A
-memtable's rows of a topic are sorted for the first page. The next page, of another cut, only sorts
+memtable's rows of a topic are sorted for the first page. The next page, of another view, only sorts
 the rows that were added since.
 """
 
@@ -27,9 +27,15 @@ from timer.model.columns import I64, TOMBSTONE, U64, Buffers, RowArray
 from timer.model.firing_order import Position, after, fire_order, merge_order, place_of, rank
 from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.deleted_topics import DeletedTopics
-from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
-from timer.pending.memory.memtable import Graves, Left, Memtable, TopicOrder
-from timer.pending.runs.row_reader import Packer, Whole
+from timer.pending.memory.held_rows import (
+    BEGIN,
+    DUE_MASK,
+    HELD_OFFSET_MS,
+    held_position,
+    restore_dues,
+)
+from timer.pending.memory.memtable import Memtable, RowsToFlush, Tombstones, TopicOrder
+from timer.pending.runs.row_reader import Packer, WholeRows
 from timer.pending.runs.run import BatchColumns, Run
 from timer.pending.runs.run_totals import RunTotals
 
@@ -64,18 +70,18 @@ class Filter:
 
 
 class ViewPage(NamedTuple):
-    """The timers of one page of a cut."""
+    """The timers of one page of a view."""
 
-    timers: Whole
+    timers: WholeRows
     """In (due, seq) order. Without bytes if only ids were requested."""
     next: Position | None
     """Continue after it. None: there are no more."""
-    held: int = 0
-    """The first `held` timers are held ones."""
+    held_count: int = 0
+    """The first `held_count` timers are held ones."""
 
 
 class ViewTally(NamedTuple):
-    """The number of a filter's timers in one part of a cut."""
+    """The number of a filter's timers in one part of a view."""
 
     timers: int
     next: Position | None
@@ -83,61 +89,61 @@ class ViewTally(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A memtable's rows at the cut."""
+    """A memtable's rows at the view's moment."""
 
     rows: RowArray
     alive: npt.NDArray[np.bool_]
     bufs: Buffers
-    buried: Graves
+    tombstones: Tombstones
     """Tombstones of timers that are not in this memtable."""
-    left: Left | None
+    rows_to_flush: RowsToFlush | None
     """The rows for its new runs. None: it is not being flushed."""
     orders: dict[int, TopicOrder]
-    holds: bool
+    has_held: bool
 
     def live(self, start: int) -> npt.NDArray[np.bool_]:
         """Return which of the SCAN_ROWS_MAX rows from `start` are pending, in a new array."""
         stop = min(start + SCAN_ROWS_MAX, len(self.rows))
-        if self.left is None:
+        if self.rows_to_flush is None:
             return self.alive[start:stop].copy()
         flags = np.zeros(stop - start, np.bool_)
-        first, last = self.left.live.searchsorted((start, stop)).tolist()
-        flags[self.left.live[first:last] - start] = True
+        first, last = self.rows_to_flush.live.searchsorted((start, stop)).tolist()
+        flags[self.rows_to_flush.live[first:last] - start] = True
         return flags
 
 
-class Cut:
+class ReadView:
     """The pending rows of a store at one moment. See the module."""
 
     def __init__(
         self,
         position: Position,
-        tables: Sequence[tuple[Memtable, Left | None]],
+        tables: Sequence[tuple[Memtable, RowsToFlush | None]],
         runs: Sequence[Run],
-        gone: DeletedTopics,
+        deleted_topics: DeletedTopics,
     ) -> None:
         self._position = position
-        self._gone = gone
+        self._deleted_topics = deleted_topics
         self._tables = [
             Table(
                 table.rows[: table.count],
                 table.alive[: table.count].copy(),
                 table.bufs,
-                table.buried_so_far(),
+                table.tombstones(),
                 left,
                 table.orders,
-                table.holds,
+                table.has_held,
             )
             for table, left in tables
         ]
         self._runs = [run for run in runs if run.meta.last > position]
 
     @property
-    def _holds(self) -> bool:
+    def _has_held(self) -> bool:
         """Whether rows of any topic may be held."""
-        if any(run.meta.last.due_ms >= ASIDE for run in self._runs):
+        if any(run.meta.last.due_ms >= HELD_OFFSET_MS for run in self._runs):
             return True
-        return any(table.holds for table in self._tables)
+        return any(table.has_held for table in self._tables)
 
     # ---- counting
 
@@ -146,25 +152,29 @@ class Cut:
 
         Raises:
             CorruptFileError: a head doesn't verify.
-            FileNotFoundError: a run was removed; take a new cut.
+            FileNotFoundError: a run was removed; take a new view.
         """
         ends = [Position(until, SEQ_MAX) for until in until_ms]
         edges = np.array(until_ms, np.int64)
         counts = np.zeros(len(ends), np.int64)
-        if self._gone.has(topic):
+        if self._deleted_topics.has(topic):
             return counts.tolist()
         for table in self._tables:
             rows = table.rows
-            places = np.flatnonzero(table.alive) if table.left is None else table.left.live
+            places = (
+                np.flatnonzero(table.alive)
+                if table.rows_to_flush is None
+                else table.rows_to_flush.live
+            )
             mine = places[rows["topic"][places] == topic]
             counts += self._counts_until(rows["due_ms"][mine], rows["seq"][mine], edges)
-            due, seq, of = table.buried
+            due, seq, of = table.tombstones
             mine = of == topic
             counts -= self._counts_until(due[mine], seq[mine], edges)
         for run in self._runs:
             counter = _RunCounter(run, topic)
-            begun = counter.upto(self._position) + counter.upto(aside(BEGIN))
-            held = [counter.upto(aside(end)) for end in ends]
+            begun = counter.upto(self._position) + counter.upto(held_position(BEGIN))
+            held = [counter.upto(held_position(end)) for end in ends]
             upto = [counter.upto(max(end, self._position)) for end in ends]
             counts += [sum(both) - begun for both in zip(held, upto, strict=True)]
         return counts.tolist()
@@ -177,25 +187,26 @@ class Cut:
 
         Raises:
             CorruptFileError: a head doesn't verify.
-            FileNotFoundError: a run was removed; take a new cut.
+            FileNotFoundError: a run was removed; take a new view.
         """
         edges, exact = np.array(until_ms, np.int64), True
         counts = np.zeros(len(edges), np.int64)
         for table in self._tables:
             for start in range(0, len(table.rows), SCAN_ROWS_MAX):
                 rows, live = table.rows[start : start + SCAN_ROWS_MAX], table.live(start)
-                if self._gone:
-                    live &= ~self._gone.of(rows["topic"])  # perhaps deleted after the freeze
+                if self._deleted_topics:
+                    # Perhaps deleted after the freeze.
+                    live &= ~self._deleted_topics.of(rows["topic"])
                 counts += self._counts_until(rows["due_ms"][live], rows["seq"][live], edges)
-            due, seq, topic = table.buried
-            there = ~self._gone.of(topic)
-            counts -= self._counts_until(due[there], seq[there], edges)
+            due, seq, topic = table.tombstones
+            existing = ~self._deleted_topics.of(topic)
+            counts -= self._counts_until(due[existing], seq[existing], edges)
         for run in self._runs:
-            totals = RunTotals(run, self._gone)
-            begun = totals.upto(self._position) + totals.upto(aside(BEGIN))
+            totals = RunTotals(run, self._deleted_topics)
+            begun = totals.upto(self._position) + totals.upto(held_position(BEGIN))
             ends = [Position(until, SEQ_MAX) for until in until_ms]
             upto = [totals.upto(max(end, self._position)) for end in ends]
-            held = [totals.upto(aside(end)) for end in ends]
+            held = [totals.upto(held_position(end)) for end in ends]
             counts += [sum(both) - begun for both in zip(upto, held, strict=True)]
             exact &= totals.exact
         return counts.tolist(), exact
@@ -208,7 +219,7 @@ class Cut:
 
         Raises:
             CorruptFileError: a head doesn't verify.
-            FileNotFoundError: a run was removed; take a new cut.
+            FileNotFoundError: a run was removed; take a new view.
         """
         dues, seqs, topics = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], [NO_TOPICS]
         dead, end = [np.empty(0, np.uint64)], Position(until_ms + 1, 0)  # rows before it count
@@ -220,27 +231,27 @@ class Cut:
                 dues.append(rows["due_ms"])
                 seqs.append(rows["seq"])
                 topics.append(rows["topic"])
-            dead.append(table.buried[1])
+            dead.append(table.tombstones[1])
         for run in self._runs:
-            batch, looked = run.batch_after(self._position), 0
+            batch, rows_read = run.batch_after(self._position), 0
             while batch < len(run) and run.first(batch) < end:
-                if looked >= rows_max:
+                if rows_read >= rows_max:
                     end = run.first(batch)  # later rows may be cancelled by unread ones
                     break
                 head = run.head(batch)
                 start = rank(head.due_ms, head.seq, self._position)
                 stop = max(start, place_of(head.due_ms, head.seq, *end))
-                grave = head.topic[start:stop] == TOMBSTONE
-                dead.append(head.seq[start:stop][grave])
-                dues.append(head.due_ms[start:stop][~grave])
-                seqs.append(head.seq[start:stop][~grave])
-                topics.append(head.topic[start:stop][~grave])
-                batch, looked = batch + 1, looked + stop - start
+                is_dead = head.topic[start:stop] == TOMBSTONE
+                dead.append(head.seq[start:stop][is_dead])
+                dues.append(head.due_ms[start:stop][~is_dead])
+                seqs.append(head.seq[start:stop][~is_dead])
+                topics.append(head.topic[start:stop][~is_dead])
+                batch, rows_read = batch + 1, rows_read + stop - start
         due, seq, topic = np.concatenate(dues), np.concatenate(seqs), np.concatenate(topics)
         live = (due < end.due_ms) | ((due == end.due_ms) & (seq < np.uint64(end.seq)))
         live &= ~np.isin(seq, np.concatenate(dead))
-        if self._gone:
-            live &= ~self._gone.of(topic)
+        if self._deleted_topics:
+            live &= ~self._deleted_topics.of(topic)
         order = np.flatnonzero(live)[due[live].argsort(kind="stable")]
         found, first = np.unique(topic[order], return_index=True)
         return dict(zip(found.tolist(), due[order][first].tolist(), strict=True))
@@ -250,73 +261,81 @@ class Cut:
         later = due > self._position.due_ms
         if not later.all():
             due = due[later | after(due, seq, self._position)]
-        places = np.bincount(edges.searchsorted(due & MASK), minlength=len(edges) + 1)
+        places = np.bincount(edges.searchsorted(due & DUE_MASK), minlength=len(edges) + 1)
         return np.asarray(np.cumsum(places)[: len(edges)], np.int64)
 
-    def tally(self, what: Filter, seen: Position) -> ViewTally:
+    def tally(self, where: Filter, seen: Position) -> ViewTally:
         """Return how many timers after `seen` a filter selects: all of them without a key prefix.
 
         With a prefix, a call reads about SCAN_ROWS_MAX rows.
 
         Raises:
             CorruptFileError: a batch doesn't verify.
-            FileNotFoundError: a run was removed; take a new cut.
+            FileNotFoundError: a run was removed; take a new view.
         """
-        if self._gone.has(what.topic):
+        if self._deleted_topics.has(where.topic):
             return ViewTally(0, None)
-        if not what.key_prefix and seen == what.start and what.seq_end == SEQ_MAX:
-            before, upto = self.count(what.topic, [what.due_from_ms - 1, what.due_to_ms - 1])
+        if not where.key_prefix and seen == where.start and where.seq_end == SEQ_MAX:
+            before, upto = self.count(where.topic, [where.due_from_ms - 1, where.due_to_ms - 1])
             return ViewTally(upto - before, None)
         count = 0
-        if seen < self._position and self._holds:
-            count, following = self._tally(self._held(what), aside(seen))
+        if seen < self._position and self._has_held:
+            count, following = self._tally(self._held_filter(where), held_position(seen))
             if following is not None:
-                return ViewTally(count, Position(following.due_ms - ASIDE, following.seq))
-        more, following = self._tally(what, max(seen, self._position))
+                return ViewTally(count, Position(following.due_ms - HELD_OFFSET_MS, following.seq))
+        more, following = self._tally(where, max(seen, self._position))
         return ViewTally(count + more, following)
 
-    def _tally(self, what: Filter, seen: Position) -> ViewTally:
+    def _tally(self, where: Filter, seen: Position) -> ViewTally:
         """Return the number of the next timers after `seen`, in a range of stored dues."""
-        steps = [*self._steps(what, seen)]
+        steps = [*self._steps(where, seen)]
         return ViewTally(sum(step.count() for step in steps), steps[-1].next)
 
     # ---- pages
 
-    def page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True) -> ViewPage:
-        """Return the next timers after `seen`, at most `rows_max`; with their bytes if `whole`.
+    def page(
+        self, where: Filter, seen: Position, rows_max: int, *, with_bytes: bool = True
+    ) -> ViewPage:
+        """Return the next timers after `seen`, at most `rows_max`, whole or without their bytes.
 
         Raises:
             CorruptFileError: a batch doesn't verify.
-            FileNotFoundError: a run was removed; take a new cut.
+            FileNotFoundError: a run was removed; take a new view.
         """
-        if self._gone.has(what.topic):
-            return ViewPage(_packed([]), None)
-        if seen < self._position and self._holds:
-            page = self._page(self._held(what), aside(seen), rows_max, whole=whole)
-            held = len(plain(page.timers.rows))
+        if self._deleted_topics.has(where.topic):
+            return ViewPage(_pack([]), None)
+        if seen < self._position and self._has_held:
+            page = self._page(
+                self._held_filter(where), held_position(seen), rows_max, with_bytes=with_bytes
+            )
+            held = len(restore_dues(page.timers.rows))
             if page.next is not None:
-                following = Position(page.next.due_ms - ASIDE, page.next.seq)
-                return page._replace(next=following, held=held)
+                following = Position(page.next.due_ms - HELD_OFFSET_MS, page.next.seq)
+                return page._replace(next=following, held_count=held)
             if held:
-                return page._replace(next=max(self._position, what.start), held=held)
-        return self._page(what, max(seen, self._position), rows_max, whole=whole)
+                return page._replace(next=max(self._position, where.start), held_count=held)
+        return self._page(where, max(seen, self._position), rows_max, with_bytes=with_bytes)
 
-    def _held(self, what: Filter) -> Filter:
+    def _held_filter(self, where: Filter) -> Filter:
         """Return the filter of those of its timers that are held."""
         return replace(
-            what,
-            due_from_ms=what.due_from_ms + ASIDE,
-            due_to_ms=min(what.due_to_ms, self._position.due_ms + 1) + ASIDE,
+            where,
+            due_from_ms=where.due_from_ms + HELD_OFFSET_MS,
+            due_to_ms=min(where.due_to_ms, self._position.due_ms + 1) + HELD_OFFSET_MS,
         )
 
-    def _page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool) -> ViewPage:
+    def _page(self, where: Filter, seen: Position, rows_max: int, *, with_bytes: bool) -> ViewPage:
         """Return the next timers after `seen`, in a range of stored dues."""
         found: list[tuple[np.void, Buffers]] = []
         size = 0
         following: Position | None = seen
-        for step in self._steps(what, seen):
+        for step in self._steps(where, seen):
             for part, at in step.rows():
-                row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
+                row, bufs = (
+                    part.lane.whole_row(part, at)
+                    if with_bytes
+                    else part.lane.row_without_bytes(part, at)
+                )
                 size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
                 if found and size > PAGE_BYTES_MAX:
                     return _page_to_here(found)
@@ -324,26 +343,27 @@ class Cut:
                 if len(found) >= rows_max:
                     return _page_to_here(found)
             following = step.next
-        return ViewPage(_packed(found), following)
+        return ViewPage(_pack(found), following)
 
-    def _steps(self, what: Filter, seen: Position) -> Iterator["_Step"]:
+    def _steps(self, where: Filter, seen: Position) -> Iterator["_Step"]:
         """Yield the next timers after `seen`, step by step; about SCAN_ROWS_MAX rows are read."""
-        seen = max(seen, what.start)
-        lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
-        lanes += [_TableLane(table, what) for table in self._tables if len(table.rows)]
-        graves = [
-            seq[topic == what.topic] for _, seq, topic in (table.buried for table in self._tables)
+        seen = max(seen, where.start)
+        lanes: list[_TableLane | _RunLane] = [_RunLane(run, where) for run in self._runs]
+        lanes += [_TableLane(table, where) for table in self._tables if len(table.rows)]
+        tombstones = [
+            seq[topic == where.topic]
+            for _, seq, topic in (table.tombstones for table in self._tables)
         ]
-        dead = np.sort(np.concatenate([np.empty(0, np.uint64), *graves]))
-        looked = 0
+        dead = np.sort(np.concatenate([np.empty(0, np.uint64), *tombstones]))
+        rows_read = 0
         following: Position | None = seen
-        while following is not None and looked < SCAN_ROWS_MAX:
+        while following is not None and rows_read < SCAN_ROWS_MAX:
             parts = [part for lane in lanes if (part := lane.part(following)) is not None]
             horizon = min((part.last for part in parts if part.last is not None), default=None)
-            looked += sum(part.looked for part in parts)
+            rows_read += sum(part.rows_read for part in parts)
             stuck = horizon is not None and horizon <= following
             following = following if stuck else horizon
-            yield _Step(parts, horizon, dead, what.seq_end, following)
+            yield _Step(parts, horizon, dead, where.seq_end, following)
             if stuck:
                 break
 
@@ -351,14 +371,14 @@ class Cut:
 def _page_to_here(found: list[tuple[np.void, Buffers]]) -> ViewPage:
     """Return a page that the next one continues after its last row."""
     row, _ = found[-1]
-    return ViewPage(_packed(found), Position(int(row["due_ms"]), int(row["seq"])))
+    return ViewPage(_pack(found), Position(int(row["due_ms"]), int(row["seq"])))
 
 
-def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:
+def _pack(found: list[tuple[np.void, Buffers]]) -> WholeRows:
     packer = Packer(len(found))
     for at, (row, bufs) in enumerate(found):
         packer.put(at, row, bufs)
-    return packer.whole()
+    return packer.packed_rows()
 
 
 class _Part(NamedTuple):
@@ -372,7 +392,7 @@ class _Part(NamedTuple):
     """Seqs of timers that this source's tombstones cancel."""
     last: Position | None
     """Complete up to here. None: complete to the end of the range."""
-    looked: int
+    rows_read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,10 +460,10 @@ def _order_of(table: Table, topic: int) -> TopicOrder:
 class _TableLane:
     """A memtable's rows for a page."""
 
-    def __init__(self, table: Table, what: Filter) -> None:
-        self._table, self._prefix = table, what.key_prefix
-        self._order = _order_of(table, what.topic)
-        self._end = int(self._order.due_ms.searchsorted(what.due_to_ms))
+    def __init__(self, table: Table, where: Filter) -> None:
+        self._table, self._prefix = table, where.key_prefix
+        self._order = _order_of(table, where.topic)
+        self._end = int(self._order.due_ms.searchsorted(where.due_to_ms))
 
     def part(self, seen: Position) -> _Part:
         order = self._order
@@ -453,7 +473,7 @@ class _TableLane:
         if stop < self._end:
             last = Position(int(order.due_ms[stop - 1]), int(order.seq[stop - 1]))
         places = order.places[start:stop]
-        live = places < len(self._table.rows)  # later rows are not in this cut
+        live = places < len(self._table.rows)  # later rows are not in this view
         live &= self._table.alive.take(places, mode="clip")
         if self._prefix:
             live[live] = self._has_prefix(places[live])
@@ -468,10 +488,10 @@ class _TableLane:
         of = rows["buf"][places].tolist()
         return [bufs[b][s : s + n] == prefix for b, s, n in zip(of, starts, sizes, strict=True)]
 
-    def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+    def whole_row(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         return self._table.rows[part.place[at]], self._table.bufs
 
-    def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+    def row_without_bytes(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         """Return the row without its bytes."""
         row = self._table.rows[part.place[at]].copy()  # not the memtable's own row
         row["payload_size"] = row["key_size"] = row["headers_size"] = 0
@@ -481,37 +501,37 @@ class _TableLane:
 class _RunLane:
     """A run's rows for a page, batch by batch."""
 
-    def __init__(self, run: Run, what: Filter) -> None:
-        self._run, self._what = run, what
-        self._stripes = run.stripes_of(what.topic)["stripe"].astype(np.int64)
+    def __init__(self, run: Run, where: Filter) -> None:
+        self._run, self._where = run, where
+        self._stripes = run.stripes_of(where.topic)["stripe"].astype(np.int64)
         self._head: BatchColumns | None = None
-        self._matching = self._graves = np.empty(0, np.intp)
+        self._matching = self._tombstones = np.empty(0, np.intp)
         """Places in the batch: of timers whose keys have the prefix, of the topic's tombstones."""
 
     def part(self, seen: Position) -> _Part | None:
         """Return the rest of one batch after `seen`; None if the range has no more rows."""
-        batch, until_ms = self._next_batch(self._run.batch_after(seen)), self._what.due_to_ms - 1
+        batch, until_ms = self._next_batch(self._run.batch_after(seen)), self._where.due_to_ms - 1
         if batch == len(self._run) or self._run.first_due(batch) > until_ms:
             return None
         if (head := self._head) is None or head.batch != batch:
             head = self._head = self._run.head(batch)
             self._matching = self._matches(head)
-            mine = (head.topic == TOMBSTONE) & (head.requested_ms == self._what.topic)
-            self._graves = np.flatnonzero(mine)
+            mine = (head.topic == TOMBSTONE) & (head.requested_ms == self._where.topic)
+            self._tombstones = np.flatnonzero(mine)
         start = rank(head.due_ms, head.seq, seen)
         stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
         more = stop == len(head.seq) and self._next_batch(batch + 1) < len(self._run)
         last = Position(int(head.due_ms[-1]), int(head.seq[-1])) if more else None
-        place, graves = (
+        place, tombstones = (
             places[slice(*places.searchsorted((start, stop)))]
-            for places in (self._matching, self._graves)
+            for places in (self._matching, self._tombstones)
         )
         return _Part(
             self,
             head.due_ms[place],
             head.seq[place],
             place,
-            head.seq[graves],
+            head.seq[tombstones],
             last,
             stop - start,
         )
@@ -523,24 +543,24 @@ class _RunLane:
         return max(batch, int(following[0]) * size) if len(following) else len(self._run)
 
     def _matches(self, head: BatchColumns) -> npt.NDArray[np.intp]:
-        prefix, place = self._what.key_prefix, np.flatnonzero(head.topic == self._what.topic)
+        prefix, place = self._where.key_prefix, np.flatnonzero(head.topic == self._where.topic)
         if not prefix or not len(place):
             return place
         offsets, blob = self._run.keys_of(head)
         starts, raw = offsets[place], np.frombuffer(blob, np.uint8)
-        left = offsets[place + 1] - starts >= len(prefix)
+        long_enough = offsets[place + 1] - starts >= len(prefix)
         for at, byte in enumerate(prefix):
-            place, starts = place[left], starts[left]
-            left = raw[starts + at] == byte
-        return place[left]
+            place, starts = place[long_enough], starts[long_enough]
+            long_enough = raw[starts + at] == byte
+        return place[long_enough]
 
-    def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+    def whole_row(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         assert self._head is not None
         place = int(part.place[at])
         rows, data = self._run.rows(self._head, place, place + 1)
         return rows[0], {0: data}
 
-    def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+    def row_without_bytes(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         """Return the row without its bytes."""
         assert self._head is not None
         rows = self._head.rows(part.place[at : at + 1])

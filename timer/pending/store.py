@@ -48,20 +48,20 @@ from timer.model.firing_order import START, Position, after, concat, raw
 from timer.model.timer_errors import FileDamage
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
-from timer.pending.fire_limits import FiredRows, within
+from timer.pending.fire_limits import FiredRows, count_fitting
 from timer.pending.memory.deleted_topics import DeletedTopics
-from timer.pending.memory.held_rows import ASIDE, aside, plain
-from timer.pending.memory.key_index import PLAIN, KeyHasher
-from timer.pending.memory.memtable import Left, Memtable
-from timer.pending.prefetch import Prefetch, PrefetchTargets, is_surely_little
-from timer.pending.read_view import Cut
+from timer.pending.memory.held_rows import HELD_OFFSET_MS, held_position, restore_dues
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
+from timer.pending.memory.memtable import Memtable, Peek, RowsToFlush
+from timer.pending.prefetch import Prefetch, PrefetchTargets, is_surely_small
+from timer.pending.read_view import ReadView
 from timer.pending.runs import row_reader
-from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.frozen_memtable import FrozenMemtable
 from timer.pending.runs.held_scan import HELD_END, HeldReader, LiveRows, Portion
-from timer.pending.runs.merge import Merge, first_of, last_of
+from timer.pending.runs.merge import Merge, first_rows_of, last_of
 from timer.pending.runs.merge_plan import part_size
 from timer.pending.runs.read_window import ReadAhead, ReadWindow
-from timer.pending.runs.row_reader import Packer, Whole
+from timer.pending.runs.row_reader import Packer, WholeRows
 from timer.pending.runs.run import RunMeta
 from timer.pending.runs.run_set import NO_LIMIT, Runs
 from timer.pending.runs.run_writer import Pace, unpaced
@@ -77,23 +77,23 @@ NO_ROWS: Final[RowArray] = np.empty(0, ROW)
 class Store:
     """The pending rows of one node. See the module."""
 
-    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN_HASHER) -> None:
         """Begin empty. `directory`: the state's; runs lie in its `runs/`, created if missing."""
         self.hasher = hasher
         """Hashes keys. The manifest stores its secret, because key files hold hashes."""
         self._runs = Runs(disk, directory / "runs", hasher)
         self._position = START
         self._memtable = Memtable(START, hasher=hasher)
-        self._frozen: Frozen | None = None
+        self._frozen: FrozenMemtable | None = None
         self._leads = False
         self._pending = 0
         self._held = 0
         self._prefetch: Prefetch | None = None
-        self._found: tuple[Fire, RowArray] | None = None
-        """The FIRE that `look` has searched for, and its rows."""
+        self._found_due: tuple[Fire, RowArray] | None = None
+        """The FIRE that `try_find_due` has searched for, and its rows."""
         self.dead_max, self.chunk = DEAD_MAX, FIRE_CHUNK
         """Local limits of a replica: results do not depend on them. Tests set lower ones."""
-        self.passed = 0
+        self.dead_rows_passed = 0
         """Rows of runs and tombstones that the last FIRE met and did not take."""
 
     @classmethod
@@ -105,7 +105,7 @@ class Store:
         position: Position,
         pending: int,
         held: int = 0,
-        hasher: KeyHasher = PLAIN,
+        hasher: KeyHasher = PLAIN_HASHER,
     ) -> "Store":
         """Return the store that a manifest describes. Files that it doesn't name are removed.
 
@@ -165,20 +165,19 @@ class Store:
     # ---- topics
 
     @property
-    def gone(self) -> DeletedTopics:
+    def deleted_topics(self) -> DeletedTopics:
         """The deleted topics."""
-        return self._runs.gone
+        return self._runs.deleted_topics
 
-    @gone.setter
-    def gone(self, gone: DeletedTopics) -> None:
+    def restore_deleted_topics(self, deleted_topics: DeletedTopics) -> None:
         """Set the deleted topics from a manifest."""
-        self._runs.gone = gone
+        self._runs.deleted_topics = deleted_topics
 
     def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
         """Delete a topic's timers. `pending`, `held`: the number of pending and of held ones."""
         for memtable in self._memtables():
             memtable.kill_topic(topic)
-        self._runs.gone = self.gone.plus(topic)
+        self._runs.deleted_topics = self.deleted_topics.plus(topic)
         self._pending -= pending
         self._held -= held
 
@@ -204,7 +203,7 @@ class Store:
         known = np.array(sorted(numbers), np.uint32)
         new = np.array([numbers[number] for number in sorted(numbers)], np.uint32)
         held["buf"] = new[known.searchsorted(held["buf"])]
-        held["due_ms"] += ASIDE
+        held["due_ms"] += HELD_OFFSET_MS
         self._memtable.hold(held, {numbers[number]: buf for number, buf in bufs.items()})
         self._pending += len(rows)
         self._held += len(rows)
@@ -218,33 +217,33 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        due_ms = self._at(due_ms, seq)
+        due_ms = self._stored_dues(due_ms, seq)
         if len(seq) == 1:
             return self._cancel_one(due_ms.item(), seq.item())
         hit = np.zeros(len(seq), np.bool_)
         removed: list[RowArray] = []
-        asked = self._candidates(due_ms, seq)
+        targets = self._candidates(due_ms, seq)
         for memtable in self._memtables():
-            places = memtable.find(due_ms[asked], seq[asked])
+            places = memtable.find(due_ms[targets], seq[targets])
             here = places >= 0
             if here.any():
-                mine = asked[here]
+                mine = targets[here]
                 hit[mine] = True
                 removed.append(memtable.rows.take(places[here]))
                 memtable.kill(places[here])
                 if memtable is not self._memtable:
-                    self._bury(removed[-1])
-                asked = asked[~here]
-        if len(asked):
-            found, rows = self._runs.find(due_ms[asked], seq[asked])
+                    self._add_tombstones(removed[-1])
+                targets = targets[~here]
+        if len(targets):
+            found, rows = self._runs.find(due_ms[targets], seq[targets])
             if found.any():
-                mine = asked[found]
+                mine = targets[found]
                 hit[mine] = True
                 removed.append(rows)
-                self._bury(rows)
+                self._add_tombstones(rows)
         self._pending -= int(np.count_nonzero(hit))
-        self._held -= int(np.count_nonzero(hit & (due_ms >= ASIDE)))
-        return hit, plain(concat(removed))
+        self._held -= int(np.count_nonzero(hit & (due_ms >= HELD_OFFSET_MS)))
+        return hit, restore_dues(concat(removed))
 
     def _cancel_one(self, due_ms: int, seq: int) -> tuple[npt.NDArray[np.bool_], RowArray]:
         """Cancel one timer; see `cancel`. `due_ms` is the stored due."""
@@ -253,10 +252,10 @@ class Store:
             if memtable is not None:
                 memtable.kill(np.array([place]))
             if memtable is not self._memtable:
-                self._bury(row)
+                self._add_tombstones(row)
             self._pending -= 1
-            self._held -= due_ms >= ASIDE
-        return np.array([len(row) > 0]), plain(row)
+            self._held -= due_ms >= HELD_OFFSET_MS
+        return np.array([len(row) > 0]), restore_dues(row)
 
     def _find_one(self, due_ms: int, seq: int) -> tuple[RowArray, Memtable | None, int]:
         """Return the row of one timer, its memtable and its place there; no row, None, -1 if none.
@@ -267,7 +266,7 @@ class Store:
         if (due_ms, seq) > self._position:
             memtables = self._memtables()
             for memtable in memtables:
-                if memtable.buries(due_ms, seq):
+                if memtable.has_tombstone(due_ms, seq):
                     return NO_ROWS, None, -1
             for memtable in memtables:
                 place = memtable.find_one(due_ms, seq)
@@ -289,34 +288,34 @@ class Store:
         keys = any(run.meta.keys_size for run in runs)
         readers: list[HeldReader] = []
         if sweep is not None:
-            held = self._runs.begin_held(aside(sweep.seen), sweep.only)
+            held = self._runs.begin_held(held_position(sweep.seen), sweep.sweep_topics)
             readers += self._reader(held, sweep.rows_max, sweep.bytes_max, HELD_END)
         if fire is not None:
             due = self._runs.begin_due(self._position)
             readers += self._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
-        if not readers and is_surely_little(entries, len(runs), keys=keys):
+        if not readers and is_surely_small(entries, len(runs), keys=keys):
             return None
-        asked = PrefetchTargets(entries, self._at, keys=keys)
-        if not readers and asked.is_little(runs):
+        targets = PrefetchTargets(entries, self._stored_dues, keys=keys)
+        if not readers and targets.is_small(runs):
             return None
-        return Prefetch(runs, asked, readers)
+        return Prefetch(runs, targets, readers)
 
     def is_read_ahead(self, sweep: Portion) -> bool:
         """Return whether the held rows of a portion are in memory already."""
-        held = self._runs.begin_held(aside(sweep.seen), sweep.only)
-        held.thin()
-        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max, HELD_END)
+        held = self._runs.begin_held(held_position(sweep.seen), sweep.sweep_topics)
+        held.drop_cancelled()
+        return not held.needs_read(sweep.rows_max + 1, sweep.bytes_max, HELD_END)
 
     def _reader(
         self, rows: LiveRows, rows_max: int, bytes_max: int, until_ms: int
     ) -> list[HeldReader]:
         """Return a reader if a thread should read rows of runs first, else an empty list."""
-        rows.thin()
-        if not rows.lacks(2 * rows_max, 2 * bytes_max, until_ms):
+        rows.drop_cancelled()
+        if not rows.needs_read(2 * rows_max, 2 * bytes_max, until_ms):
             return []
         # Twice the limit: entries before the FIRE may cancel some rows.
-        graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
-        return [HeldReader(rows, 2 * rows_max, 2 * bytes_max, until_ms, graves)]
+        tombstones = [memtable.tombstones()[:2] for memtable in self._memtables()]
+        return [HeldReader(rows, 2 * rows_max, 2 * bytes_max, until_ms, tombstones)]
 
     def prefetch_of(self, targets: Targets) -> Prefetch | None:
         """Return the reads that a thread does before these timers are looked up and read.
@@ -324,7 +323,7 @@ class Store:
         None: all pending ones of them are in memory.
         """
         if isinstance(targets, Ids):
-            due_ms = self._at(targets.due_ms, targets.seq)
+            due_ms = self._stored_dues(targets.due_ms, targets.seq)
             known = ~after(due_ms, targets.seq, self._position)
             for memtable in self._memtables():
                 known |= memtable.find(due_ms, targets.seq) >= 0
@@ -335,7 +334,7 @@ class Store:
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
         if known.all() or not self._runs.runs:
             return None
-        return Prefetch(self._runs.runs, PrefetchTargets.of(targets, self._at))
+        return Prefetch(self._runs.runs, PrefetchTargets.of(targets, self._stored_dues))
 
     def use_prefetch(self, prefetch: Prefetch | None) -> None:
         """Use these answers until the next call. None: use none."""
@@ -343,7 +342,7 @@ class Store:
         self._runs.use_prefetched(None if prefetch is None else prefetch.timers)
 
     @contextmanager
-    def prefetched(self, prefetch: Prefetch | None) -> Iterator[None]:
+    def using_prefetch(self, prefetch: Prefetch | None) -> Iterator[None]:
         """Use these answers in the block only. Entries that are half applied have their own."""
         before = self._prefetch
         self.use_prefetch(prefetch)
@@ -358,9 +357,9 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        [due] = self._at(np.array([due_ms], np.int64), np.array([seq], np.uint64)).tolist()
+        [due] = self._stored_dues(np.array([due_ms], np.int64), np.array([seq], np.uint64)).tolist()
         row, _, _ = self._find_one(due, seq)
-        return plain(row) if len(row) else None
+        return restore_dues(row) if len(row) else None
 
     def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
         """Return the pending row with each key in its topic (n,); seq = 0 if there is none.
@@ -377,19 +376,23 @@ class Store:
         for memtable in self._memtables():
             which, places = memtable.find_keys(hashes, topic, keys)
             rows[which] = memtable.rows.take(places)
-        asked = np.flatnonzero((rows["seq"] == 0) & (keys.sizes > 0))
-        if len(asked):
+        missing = np.flatnonzero((rows["seq"] == 0) & (keys.sizes > 0))
+        if len(missing):
             which, found = self._runs.find_keys(
-                hashes[asked], topic[asked], taken(keys, asked), self._position, self._prefetch
+                hashes[missing],
+                topic[missing],
+                taken(keys, missing),
+                self._position,
+                self._prefetch,
             )
-            dead = self._buried(found["due_ms"].copy(), found["seq"].copy())
-            rows[asked[which[~dead]]] = found[~dead]
-        return plain(rows)
+            dead = self._have_tombstones(found["due_ms"].copy(), found["seq"].copy())
+            rows[missing[which[~dead]]] = found[~dead]
+        return restore_dues(rows)
 
-    def end(self, rows: RowArray) -> None:
+    def cancel_rows(self, rows: RowArray) -> None:
         """Cancel n different pending timers. `rows`: found since the last change of the store."""
         seq = rows["seq"].copy()
-        due_ms = self._at(rows["due_ms"].copy(), seq)
+        due_ms = self._stored_dues(rows["due_ms"].copy(), seq)
         here = np.zeros(len(rows), np.bool_)
         for memtable in self._memtables():
             places = memtable.find(due_ms, seq)
@@ -397,13 +400,15 @@ class Store:
             memtable.kill(places[found])
             here |= found & (memtable is self._memtable)
         if not here.all():
-            left = rows[~here]
-            left["due_ms"] = due_ms[~here]
-            self._bury(left)
+            elsewhere = rows[~here]
+            elsewhere["due_ms"] = due_ms[~here]
+            self._add_tombstones(elsewhere)
         self._pending -= len(rows)
-        self._held -= int(np.count_nonzero(due_ms >= ASIDE))
+        self._held -= int(np.count_nonzero(due_ms >= HELD_OFFSET_MS))
 
-    def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
+    def read(
+        self, due_ms: I64, seq: U64, bytes_max: int
+    ) -> tuple[WholeRows, npt.NDArray[np.bool_]]:
         """Return rows and bytes of the pending ones of n timers; those left out (n, bool).
 
         Of equal targets the first counts. A timer is left out if payloads up to and including its
@@ -412,8 +417,8 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        due_ms = self._at(due_ms, seq)
-        known, places = self._known(due_ms, seq)
+        due_ms = self._stored_dues(due_ms, seq)
+        known, places = self._find_pending(due_ms, seq)
         pending = known["seq"] > 0
         fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
         fits[: int(pending.argmax()) + 1] = True
@@ -424,8 +429,8 @@ class Store:
         far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
         runs, finder = self._runs.runs, self._runs.finder
         row_reader.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
-        whole = packer.whole()
-        return Whole(plain(whole.rows), whole.blob), pending & ~fits
+        whole = packer.packed_rows()
+        return WholeRows(restore_dues(whole.rows), whole.blob), pending & ~fits
 
     def topics(self, due_ms: I64, seq: U64) -> U32:
         """Return the topic of each of n timers (n,); 0 if it is not pending.
@@ -433,35 +438,35 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        return self._known(self._at(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
+        return self._find_pending(self._stored_dues(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
 
-    def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
+    def _find_pending(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
         """Return the rows of the pending ones of n timers (n,); places in memtables (2, n), or -1.
 
         `due_ms` are stored dues. seq = 0: not pending. Of equal targets the first counts.
         """
-        asked = self._candidates(due_ms, seq)
+        targets = self._candidates(due_ms, seq)
         known = np.zeros(len(seq), ROW)
         places = np.full((2, len(seq)), -1, np.intp)
         for number, memtable in enumerate(self._memtables()):
-            found = memtable.find(due_ms[asked], seq[asked])
+            found = memtable.find(due_ms[targets], seq[targets])
             here = found >= 0
-            places[number, asked[here]] = found[here]
-            known[asked[here]] = memtable.rows.take(found[here])
-            asked = asked[~here]
-        if len(asked):
-            found_in_runs, rows = self._runs.find(due_ms[asked], seq[asked])
-            known[asked[found_in_runs]] = rows
+            places[number, targets[here]] = found[here]
+            known[targets[here]] = memtable.rows.take(found[here])
+            targets = targets[~here]
+        if len(targets):
+            found_in_runs, rows = self._runs.find(due_ms[targets], seq[targets])
+            known[targets[found_in_runs]] = rows
         return known, places
 
-    def cut(self) -> Cut:
+    def read_view(self) -> ReadView:
         """Return the pending rows of this moment, for a thread to read."""
-        tables: list[tuple[Memtable, Left | None]] = [(self._memtable, None)]
+        tables: list[tuple[Memtable, RowsToFlush | None]] = [(self._memtable, None)]
         if self._frozen is not None:
-            tables.append((self._frozen.memtable, self._frozen.left))
-        return Cut(self._position, tables, self._runs.runs, self.gone)
+            tables.append((self._frozen.memtable, self._frozen.rows_to_flush))
+        return ReadView(self._position, tables, self._runs.runs, self.deleted_topics)
 
-    def look(self, fire: Fire) -> bool:
+    def try_find_due(self, fire: Fire) -> bool:
         """Find the rows of a FIRE that is applied next. Return False if that is much work.
 
         Much work: many dead rows are passed, or files are read. A thread should then read them
@@ -470,8 +475,8 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        rows = self._look(fire, self.dead_max)
-        self._found = None if rows is None else (fire, rows)
+        rows = self._find_due(fire, self.dead_max)
+        self._found_due = None if rows is None else (fire, rows)
         return rows is not None
 
     def fire(
@@ -488,23 +493,23 @@ class Store:
         """
         assert read_time_ms >= self._position.due_ms, (read_time_ms, self._position)
         assert rows_max > 0, rows_max
-        fire, found = Fire(read_time_ms, rows_max, bytes_max, topics_max), self._found
-        self._found = None
-        rows = found[1] if found is not None and found[0] == fire else self._look(fire)
+        fire, found = Fire(read_time_ms, rows_max, bytes_max, topics_max), self._found_due
+        self._found_due = None
+        rows = found[1] if found is not None and found[0] == fire else self._find_due(fire)
         assert rows is not None
-        stop = within(rows, rows_max, bytes_max, topics_max)
+        stop = count_fitting(rows, rows_max, bytes_max, topics_max)
         limited = stop < len(rows)
         if limited:
             rows = raw(rows)[:stop].copy().view(rows.dtype)
         fired = FiredRows(rows, self._bufs_of(rows), limited)
         self._pending -= stop
-        self._memtable.fired(rows["seq"])
-        self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
+        self._memtable.count_fired(rows["seq"])
+        self._advance_position(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
         if not limited:
             self._runs.end_due(self._position)
         return fired
 
-    def _look(self, fire: Fire, dead_max: int | None = None) -> RowArray | None:
+    def _find_due(self, fire: Fire, dead_max: int | None = None) -> RowArray | None:
         """Return the first pending rows that are due, until they exceed a FIRE's limit.
 
         None: more than `dead_max` (None: no limit) of them are dead, or a run must be read.
@@ -512,20 +517,20 @@ class Store:
         until_ms, rows_max, bytes_max, topics_max = fire
         parts: list[RowArray] = []
         count, size, passed, seen, topics = 0, 0, 0, self._position, set[int]()
-        ahead = self._runs.due_ahead(seen)
+        ahead = self._runs.continue_due(seen)
         if ahead is not None:
-            ahead.thin()
-            if ahead.lacks(rows_max + 1, bytes_max, until_ms):
+            ahead.drop_cancelled()
+            if ahead.needs_read(rows_max + 1, bytes_max, until_ms):
                 if dead_max is not None:
                     return None
-                ahead.read(rows_max + 1, bytes_max, until_ms, self._cancelled)
+                ahead.read(rows_max + 1, bytes_max, until_ms, self._are_cancelled)
         while True:
             if dead_max is not None and ahead is None and self._runs.must_read(seen, until_ms):
                 return None
             wanted = min(rows_max + 1 - count, self.chunk)
-            rows, horizon, met = self._due(seen, until_ms, wanted, ahead)
+            rows, horizon, met = self._live_due_rows(seen, until_ms, wanted, ahead)
             passed += met - len(rows)
-            self.passed = passed
+            self.dead_rows_passed = passed
             if len(rows):
                 parts.append(rows)
                 count += len(rows)
@@ -548,16 +553,16 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        seen, rows_max, bytes_max, only, topics_max, swept = portion
-        at, topics = aside(seen), None if only is None else only.topics
-        held = self._runs.begin_held(at, only)
-        held.thin()
-        held.read(rows_max + 1, bytes_max, HELD_END, self._cancelled)
+        seen, rows_max, bytes_max, sweep_topics, topics_max, swept = portion
+        at, topics = held_position(seen), None if sweep_topics is None else sweep_topics.topics
+        held = self._runs.begin_held(at, sweep_topics)
+        held.drop_cancelled()
+        held.read(rows_max + 1, bytes_max, HELD_END, self._are_cancelled)
         parts: list[RowArray] = []
         count, size, more = 0, 0, True
         while more and count <= rows_max and (size <= bytes_max or count <= 1):
             peeks = [table.peek_held(at, rows_max + 1, topics) for table in self._memtables()]
-            rows, horizon, _ = first_of([*peeks, held.peek(at, HELD_END, rows_max + 1)])
+            rows, horizon, _ = first_rows_of([*peeks, held.peek(at, HELD_END, rows_max + 1)])
             assert horizon is None or horizon > at, (horizon, at)
             parts.append(rows)
             count += len(rows)
@@ -565,13 +570,13 @@ class Store:
             more = horizon is not None
             at = horizon or at
         rows = concat(parts)
-        stop = within(rows, rows_max, bytes_max, topics_max, swept)
+        stop = count_fitting(rows, rows_max, bytes_max, topics_max, swept)
         limited = stop < len(rows) or more
         rows = raw(rows)[:stop].copy().view(rows.dtype)
         bufs = self._bufs_of(rows)
         if not limited:
             self.end_sweep()
-        return FiredRows(plain(rows), bufs, limited)
+        return FiredRows(restore_dues(rows), bufs, limited)
 
     def end_sweep(self) -> None:
         """Free the held rows that were read for a sweep. The sweep is over."""
@@ -589,8 +594,8 @@ class Store:
         """
         times = [memtable.next_due() for memtable in self._memtables()]
         times.append(self._runs.next_due())
-        due = min((time for time in times if time is not None), default=ASIDE)
-        return UnixMs(due) if due < ASIDE else None  # held rows do not fire
+        due = min((time for time in times if time is not None), default=HELD_OFFSET_MS)
+        return UnixMs(due) if due < HELD_OFFSET_MS else None  # held rows do not fire
 
     # ---- leading
 
@@ -604,32 +609,21 @@ class Store:
         self._leads = False
         self._memtable.follow()
 
-    def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
+    def begin_read_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
         """Return the rows of runs that a thread should read before they are due; None: none."""
-        return self._runs.begin_ahead(now_ms)
+        return self._runs.begin_read_ahead(now_ms)
 
-    def end_ahead(self, ahead: ReadAhead) -> None:
+    def end_read_ahead(self, ahead: ReadAhead) -> None:
         """Use the rows that were read ahead."""
-        self._runs.end_ahead(ahead)
+        self._runs.end_read_ahead(ahead)
 
     def keep_up(self) -> bool:
         """Sort some rows in memory that are due soon. Return whether more are left."""
         return any(memtable.keep_up() for memtable in self._memtables())
 
-    def preload(self, now_ms: UnixMs) -> None:
-        """Read rows of runs ahead in this thread.
-
-        Raises:
-            CorruptFileError: a batch doesn't verify.
-        """
-        ahead = self.begin_ahead(now_ms)
-        if ahead is not None:
-            ahead.read()
-            self.end_ahead(ahead)
-
     # ---- flushing
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenMemtable:
         """Begin a flush. New rows go into a new memtable. Cheap; one flush at a time.
 
         The manifest of this moment names the present `runs` and those that the flush writes.
@@ -637,11 +631,11 @@ class Store:
         assert self._frozen is None
         memtable = self._memtable
         numbers = self._runs.new_numbers(memtable.size)
-        self._frozen = Frozen(memtable, numbers, memtable.left())
+        self._frozen = FrozenMemtable(memtable, numbers, memtable.rows_to_flush())
         self._memtable = self._new_memtable()
         return self._frozen
 
-    def write_run(self, frozen: Frozen, pace: Pace = unpaced) -> list[ReadWindow]:
+    def write_run(self, frozen: FrozenMemtable, pace: Pace = unpaced) -> list[ReadWindow]:
         """Write the frozen rows to durable runs, usually one, and open them. For a thread.
 
         Raises:
@@ -652,7 +646,7 @@ class Store:
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
         return self._runs.warm(metas, self._position)
 
-    def install(self, frozen: Frozen, windows: Iterable[ReadWindow]) -> None:
+    def install(self, frozen: FrozenMemtable, windows: Iterable[ReadWindow]) -> None:
         """End a flush: the runs replace the frozen memtable."""
         assert frozen is self._frozen
         self._frozen = None
@@ -704,40 +698,42 @@ class Store:
             memtable.lead()
         return memtable
 
-    def _at(self, due_ms: I64, seq: U64) -> I64:
+    def _stored_dues(self, due_ms: I64, seq: U64) -> I64:
         """Return the stored dues that the timers have if they are pending."""
         if not self._held:
             return due_ms
-        return np.where(after(due_ms, seq, self._position), due_ms, due_ms + ASIDE)
+        return np.where(after(due_ms, seq, self._position), due_ms, due_ms + HELD_OFFSET_MS)
 
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return the different targets that may be pending: after F and without a tombstone."""
-        asked = np.flatnonzero(after(due_ms, seq, self._position))
-        if len(asked) > 1:
+        candidates = np.flatnonzero(after(due_ms, seq, self._position))
+        if len(candidates) > 1:
             # A stable sort: of equal targets the first stays.
-            order = np.lexsort((seq[asked], due_ms[asked]))
-            due, number = due_ms[asked][order], seq[asked][order]
+            order = np.lexsort((seq[candidates], due_ms[candidates]))
+            due, number = due_ms[candidates][order], seq[candidates][order]
             repeated = (due[1:] == due[:-1]) & (number[1:] == number[:-1])
-            asked = np.sort(np.concatenate([asked[order[:1]], asked[order[1:]][~repeated]]))
-        return asked[~self._buried(due_ms[asked], seq[asked])]
+            candidates = np.sort(
+                np.concatenate([candidates[order[:1]], candidates[order[1:]][~repeated]])
+            )
+        return candidates[~self._have_tombstones(due_ms[candidates], seq[candidates])]
 
-    def _bury(self, rows: RowArray) -> None:
+    def _add_tombstones(self, rows: RowArray) -> None:
         """Add tombstones for timers that are not in the memtable."""
-        self._memtable.bury(rows["due_ms"], rows["seq"], rows["topic"])
-        self._runs.cancelled(rows["seq"])
+        self._memtable.add_tombstones(rows["due_ms"], rows["seq"], rows["topic"])
+        self._runs.note_cancelled(rows["seq"])
 
-    def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+    def _are_cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows (with stored dues) have a tombstone in a memtable (n, bool)."""
-        return self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+        return self._have_tombstones(rows["due_ms"].copy(), rows["seq"].copy())
 
-    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+    def _have_tombstones(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which timers have a tombstone in a memtable (n, bool)."""
         dead = np.zeros(len(seq), np.bool_)
         for memtable in self._memtables():
-            dead |= memtable.buried(due_ms, seq)
+            dead |= memtable.have_tombstones(due_ms, seq)
         return dead
 
-    def _due(
+    def _live_due_rows(
         self, seen: Position, until_ms: int, count: int, ahead: LiveRows | None = None
     ) -> tuple[RowArray, Position | None, int]:
         """Return the live rows after `seen` that are due, complete up to a position.
@@ -745,19 +741,21 @@ class Store:
         Then that position (None: all), and how many rows of runs and tombstones were met, none
         without runs. `ahead`: rows read ahead of a FIRE, used instead of the loaded rows of runs.
         """
-        tables, graves = self._memtables(), ahead is None and bool(self._runs.runs)
-        peeks = [p for t in tables for p in t.peeks(seen, until_ms, count, graves=graves)]
+        counted = ahead is None and bool(self._runs.runs)
+        peeks: list[Peek] = []
+        for memtable in self._memtables():
+            peeks += memtable.peeks(seen, until_ms, count, with_tombstones=counted)
         if ahead is None:
             peeks += self._runs.peeks(seen, until_ms, count)
         else:
             peeks.append(ahead.peek(seen, until_ms, count))
-        rows, horizon, met = first_of(peeks)
-        return self._there(rows), horizon, met
+        rows, horizon, met = first_rows_of(peeks)
+        return self._of_existing_topics(rows), horizon, met
 
-    def _there(self, rows: RowArray) -> RowArray:
+    def _of_existing_topics(self, rows: RowArray) -> RowArray:
         """Return the rows whose topics are not deleted."""
-        if self.gone and (gone := self.gone.of(rows["topic"])).any():
-            return rows[~gone]
+        if self.deleted_topics and (deleted := self.deleted_topics.of(rows["topic"])).any():
+            return rows[~deleted]
         return rows
 
     def _bufs_of(self, rows: RowArray) -> dict[int, bytes | memoryview]:
@@ -775,7 +773,7 @@ class Store:
         assert len(found) == len(numbers), (len(found), len(numbers))
         return found
 
-    def _move(self, position: Position) -> None:
+    def _advance_position(self, position: Position) -> None:
         """Move the fire position forward."""
         assert position >= self._position, (position, self._position)
         self._position = position

@@ -29,7 +29,7 @@ from timer.entries.payloads import GroupSettings
 from timer.model.columns import I64, U32, U64
 from timer.model.timer_id import mix
 from timer.model.units import Epoch, GroupId, QueueOffset, TopicId
-from timer.ready.group_column import GroupColumn, empty
+from timer.ready.group_column import GroupColumn, empty_column
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
@@ -37,15 +37,15 @@ _LATER_SALT: Final = np.uint64(0x1A7E5)
 _EXPIRED_SALT: Final = 0xDEAD11FE
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
 _MOVED_SALT: Final = np.uint64(0x307ED)
-MOVED_KEPT: Final = 16_384
+MOVED_OFFSETS_MAX: Final = 16_384
 """Moved messages that a group remembers, the last ones: their acks return DEAD_LETTERED."""
 FLAGS: Final = np.dtype(np.bool_)
 NUMBERS: Final = np.dtype(np.uint16)
 TIMES: Final = np.dtype(np.int64)
 """Types of the values in a group's columns."""
-_NO_FLAGS: Final = empty(FLAGS)
-_NO_NUMBERS: Final = empty(NUMBERS)
-_NO_TIMES: Final = empty(TIMES)
+_NO_FLAGS: Final = empty_column(FLAGS)
+_NO_NUMBERS: Final = empty_column(NUMBERS)
+_NO_TIMES: Final = empty_column(TIMES)
 _NO_OFFSETS: Final[U64] = np.zeros(0, np.uint64)
 
 
@@ -66,9 +66,9 @@ class Group:
     """This epoch's leader may deliver offsets below this one; never below `cursor`."""
     delivered_to: QueueOffset = QueueOffset(0)
     """Offsets below this one may have been delivered in an earlier epoch."""
-    hashed: int | None = None
+    digest_part: int | None = None
     """The group's part of the digest (timer/state/digest.py). None: it has changed since."""
-    since: Epoch = Epoch(0)
+    since_epoch: Epoch = Epoch(0)
     """Epoch of the last seek, or of the last deletion of a group in this topic before this group
     was created. Leases of that epoch or an earlier one may be of another group id."""
     expired: int = 0
@@ -81,7 +81,7 @@ class Group:
     """The group was deleted and is not in the state."""
     deleted_with: str = ""
     """Name of the topic, if the group was deleted with its topic; otherwise empty."""
-    marks: list[int] = field(default_factory=list)
+    delivered_ends: list[int] = field(default_factory=list)
     """One offset per later epoch that found messages delivered: those below count once more."""
     ack_sum: int = 0
     """Order-free sum of hashes of the acked offsets, modulo 2 ** 64, for the digest."""
@@ -104,16 +104,18 @@ class Group:
     recalled: GroupColumn = _NO_NUMBERS
     """Recalls of each unacked message."""
     moved: U64 = field(default_factory=_no_offsets)
-    """Offsets of the last MOVED_KEPT messages that moved to another topic, in log order."""
+    """Offsets of the last MOVED_OFFSETS_MAX messages that moved to another topic, in log order."""
     moved_sum: int = 0
     """Sum of hashes of `moved`, modulo 2 ** 64."""
 
     def move(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark messages as moved to another topic; return which were unacked before, (n, bool)."""
         new = self.ack(offsets)
-        gone = self.moved[: max(0, len(self.moved) + int(np.count_nonzero(new)) - MOVED_KEPT)]
-        self.moved = np.concatenate([self.moved[len(gone) :], offsets[new]])
-        added = moved_hashes(offsets[new]) - moved_hashes(gone)
+        forgotten = self.moved[
+            : max(0, len(self.moved) + int(np.count_nonzero(new)) - MOVED_OFFSETS_MAX)
+        ]
+        self.moved = np.concatenate([self.moved[len(forgotten) :], offsets[new]])
+        added = moved_hashes(offsets[new]) - moved_hashes(forgotten)
         self.moved_sum = (self.moved_sum + added) & _MASK
         return new
 
@@ -128,23 +130,23 @@ class Group:
 
         Offsets that were never delivered return False. The cursor moves to the first unacked one.
         """
-        new = (offsets >= self.cursor) & (offsets < self.reach)
-        if self.acked.used:
+        new = (offsets >= self.cursor) & (offsets < self.undelivered_from)
+        if self.acked.value_count:
             new &= ~self.acked.of(offsets)
         fresh = _first_only(new, offsets)
         if not len(fresh):
             return new
-        self.hashed = None
-        self._done(fresh)
+        self.digest_part = None
+        self._mark_done(fresh)
         self.ack_sum = (self.ack_sum + _sum(mix(fresh))) & _MASK
         self.acked_count += len(fresh)
         return new
 
-    def _done(self, offsets: U64) -> None:
+    def _mark_done(self, offsets: U64) -> None:
         """Mark unacked offsets, all different, and drop their failures, delays and recalls."""
         self._forget(offsets)
         count = len(offsets)
-        if not self.acked.used and int(offsets.max()) == self.cursor + count - 1:
+        if not self.acked.value_count and int(offsets.max()) == self.cursor + count - 1:
             self.cursor = QueueOffset(self.cursor + count)  # these are all up to there
         else:
             self.acked = self.acked.put(offsets, 1, self.cursor)
@@ -152,12 +154,12 @@ class Group:
 
     def _forget(self, offsets: U64) -> None:
         """Forget failures, delays and recalls of offsets, all different."""
-        if self.ended.used:
+        if self.ended.value_count:
             failed = offsets[self.ended.of(offsets) > 0]
             if len(failed):
                 self.ended = self.ended.put(failed, 0, self.cursor)
                 self._delay(failed, None)
-        if self.recalled.used:
+        if self.recalled.value_count:
             recalled = offsets[self.recalled.of(offsets) > 0]
             if len(recalled):
                 self.recalled = self.recalled.put(recalled, 0, self.cursor)
@@ -165,22 +167,22 @@ class Group:
     def is_acked(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Return which of `offsets` are acked, moved or expired, (n, bool)."""
         done: npt.NDArray[np.bool_] = offsets < self.cursor
-        if self.acked.used:
+        if self.acked.value_count:
             done |= self.acked.of(offsets)
         return done
 
-    def expire_below(self, offset: QueueOffset, lost: npt.NDArray[np.bool_]) -> None:
-        """Expire all unacked messages below `offset`; set `lost`, which ends there, at each."""
+    def expire_below(self, offset: QueueOffset, expired: npt.NDArray[np.bool_]) -> None:
+        """Expire all unacked messages below `offset`; set `expired`, which ends there, at each."""
         if offset <= self.cursor:
             return
-        self.hashed = None
-        at = len(lost) - (offset - self.cursor)
+        self.digest_part = None
+        at = len(expired) - (offset - self.cursor)
         acked = self.acked.span(self.cursor, offset)
-        lost[at:] |= ~acked
+        expired[at:] |= ~acked
         for column in (self.ended, self.recalled):
             self._forget(column.offsets(offset))
         self.expired += offset - self.cursor - int(np.count_nonzero(acked))
-        self._expired_to(offset)
+        self._advance_expired_to(offset)
         self.cursor = offset
         self._advance()
 
@@ -188,23 +190,23 @@ class Group:
         """Expire single messages, all different; return which were unacked before, (n, bool)."""
         new = ~self.is_acked(offsets)
         if new.any():
-            self.hashed = None
-            self._done(gone := offsets[new])
-            self.ack_sum = (self.ack_sum + _sum(mix(gone ^ np.uint64(_EXPIRED_SALT)))) & _MASK
-            self.expired += len(gone)
-            self._expired_to(QueueOffset(int(gone.max()) + 1))
+            self.digest_part = None
+            self._mark_done(expired := offsets[new])
+            self.ack_sum = (self.ack_sum + _sum(mix(expired ^ np.uint64(_EXPIRED_SALT)))) & _MASK
+            self.expired += len(expired)
+            self._advance_expired_to(QueueOffset(int(expired.max()) + 1))
         return new
 
-    def _expired_to(self, offset: QueueOffset) -> None:
+    def _advance_expired_to(self, offset: QueueOffset) -> None:
         # The digest needs no sum over all expired offsets: their number identifies them enough.
         self.expired_to = max(self.expired_to, offset)
         self.ack_sum = (self.ack_sum + (offset ^ _EXPIRED_SALT) * self.expired) & _MASK
 
     def end_leases(self, offsets: U64) -> None:
         """Count one more failure of each unacked offset: its lease ended."""
-        live = np.unique(offsets[(offsets < self.reach) & ~self.is_acked(offsets)])
+        live = np.unique(offsets[(offsets < self.undelivered_from) & ~self.is_acked(offsets)])
         if len(live):
-            self._failed(live)
+            self._count_failures(live)
             self._delay(live, None)
 
     def nack(self, offsets: U64, not_before_ms: I64) -> npt.NDArray[np.bool_]:
@@ -213,21 +215,21 @@ class Group:
         `not_before_ms`: their earliest redelivery, (n, int64). Of a repeated offset the first one
         counts.
         """
-        live = (offsets < self.reach) & ~self.is_acked(offsets)
+        live = (offsets < self.undelivered_from) & ~self.is_acked(offsets)
         if not live.any():
             return live
         failed = _first_only(live, offsets)
-        self._failed(failed)
+        self._count_failures(failed)
         self._delay(failed, not_before_ms[live])
         return live
 
     def recall(self, offsets: U64) -> None:
         """Count unacked offsets, all different, as delivered once more, without a failure."""
-        live = offsets[(offsets < self.reach) & ~self.is_acked(offsets)]
+        live = offsets[(offsets < self.undelivered_from) & ~self.is_acked(offsets)]
         if not len(live):
             return
-        self.hashed = None
-        self.recalled = _one_more(self.recalled, live, self.cursor)
+        self.digest_part = None
+        self.recalled = _incremented(self.recalled, live, self.cursor)
         self.recalled_sum = (self.recalled_sum + _sum(mix(live))) & _MASK
 
     def restart(
@@ -237,42 +239,42 @@ class Group:
 
         Messages that may have been delivered before count as delivered once.
         """
-        mark = min(self.reach, queue_end)
-        self.hashed = None
-        self.group_id, self.since = group_id, epoch
+        mark = min(self.undelivered_from, queue_end)
+        self.digest_part = None
+        self.group_id, self.since_epoch = group_id, epoch
         self.cursor = offset
         self.reserved, self.delivered_to = offset, mark
-        self.marks = [mark] if mark > offset else []
+        self.delivered_ends = [mark] if mark > offset else []
         self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
         self.acked, self.later = _NO_FLAGS, _NO_TIMES
         self.ended = self.recalled = _NO_NUMBERS
         self.expired_to = QueueOffset(0)
         self.moved, self.moved_sum = _NO_OFFSETS, 0
 
-    def _failed(self, offsets: U64) -> None:
+    def _count_failures(self, offsets: U64) -> None:
         """Count one more failure of each offset, all different."""
-        self.hashed = None
-        self.ended = _one_more(self.ended, offsets, self.cursor)
+        self.digest_part = None
+        self.ended = _incremented(self.ended, offsets, self.cursor)
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
 
     def _delay(self, offsets: U64, times: I64 | None) -> None:
         """Set the earliest redelivery of offsets, all different; None: none is set."""
-        if self.later.used:
+        if self.later.value_count:
             before = self.later.of(offsets)
-            gone = offsets[before != 0]
-            if len(gone):
+            delayed = offsets[before != 0]
+            if len(delayed):
                 self.later_sum = (self.later_sum - _times_sum(offsets, before)) & _MASK
-                self.later = self.later.put(gone, 0, self.cursor)
+                self.later = self.later.put(delayed, 0, self.cursor)
         if times is not None:
             self.later = self.later.put(offsets, times, self.cursor)
             self.later_sum = (self.later_sum + _times_sum(offsets, times)) & _MASK
 
-    def later_hashes(self) -> int:
+    def recomputed_later_sum(self) -> int:
         """Return `later_sum`, recomputed."""
         offsets = self.later.offsets()
         return _times_sum(offsets, self.later.of(offsets))
 
-    def not_before(self, offsets: U64) -> I64:
+    def not_before_ms(self, offsets: U64) -> I64:
         """Return each offset's earliest redelivery, Unix milliseconds, (n, int64); 0: at once."""
         return self.later.of(offsets)
 
@@ -280,7 +282,7 @@ class Group:
         """Return the nacks and ended leases of each unacked offset, (n, uint32); 0 if acked."""
         return self.ended.of(offsets).astype(np.uint32)
 
-    def exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
+    def are_exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Return which unacked offsets have failed max_attempts times, (n, bool)."""
         most = self.settings.max_attempts
         return self.failures(offsets) >= most if most else np.zeros(len(offsets), np.bool_)
@@ -294,16 +296,16 @@ class Group:
 
     def reserve(self, offset: QueueOffset) -> None:
         """Allow the leader to deliver offsets below `offset`; never goes back."""
-        self.hashed = None
+        self.digest_part = None
         self.reserved = max(self.reserved, offset)
 
     def alter(self, settings: GroupSettings) -> None:
         """Replace the settings."""
-        self.hashed = None
+        self.digest_part = None
         self.settings = settings
 
     @property
-    def reach(self) -> QueueOffset:
+    def undelivered_from(self) -> QueueOffset:
         """First offset that was never delivered."""
         return max(self.reserved, self.delivered_to)
 
@@ -314,7 +316,7 @@ class Group:
         """
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
-            self.marks.append(mark)
+            self.delivered_ends.append(mark)
         elif self.reserved == self.cursor and mark <= self.delivered_to:
             return False
         self.hand_over(mark)
@@ -322,7 +324,7 @@ class Group:
 
     def hand_over(self, offset: QueueOffset) -> None:
         """Record that only offsets below `offset` were delivered; stop until the next `reserve`."""
-        self.hashed = None
+        self.digest_part = None
         self.delivered_to = max(self.delivered_to, offset)
         self.reserved = self.cursor
 
@@ -333,23 +335,23 @@ class Group:
         """
         count = np.ones(len(offsets), np.uint32)
         for column in (self.ended, self.recalled):
-            if column.used:
+            if column.value_count:
                 count += column.of(offsets)
-        for mark in self.marks:
-            count += offsets < mark
+        for end in self.delivered_ends:
+            count += offsets < end
         return count
 
     def unacked_from(self, offset: int) -> int:
         """Return the first unacked offset at or after `offset`, which is not below the cursor."""
         return self.acked.first_unset(offset)
 
-    def unacked(self, queue_end: QueueOffset) -> int:
+    def unacked_count(self, queue_end: QueueOffset) -> int:
         """Return the number of fired messages that are not acked."""
         return queue_end - self.cursor - self.acked.count_from(self.cursor)
 
     def first_unacked(self, end: int, count: int) -> U64:
         """Return the first `count` unacked offsets below `end`, ascending."""
-        return self.acked.unset(self.cursor, end, count)
+        return self.acked.unset_offsets(self.cursor, end, count)
 
     def restore(
         self, acked: GroupColumn, ended: GroupColumn, later: GroupColumn, recalled: GroupColumn
@@ -359,19 +361,19 @@ class Group:
         for column in (ended, recalled):
             offsets = column.offsets()
             self._forget(offsets[acked.of(offsets)])
-        self.later_sum = self.later_hashes()
+        self.later_sum = self.recomputed_later_sum()
 
     def _advance(self) -> None:
-        if self.acked.used:
+        if self.acked.value_count:
             self.cursor = QueueOffset(self.acked.first_unset(self.cursor))
             if self.cursor >= self.acked.top:
                 self.acked = _NO_FLAGS
         self.reserved = max(self.reserved, self.cursor)
-        if self.marks and min(self.marks) <= self.cursor:
-            self.marks = [mark for mark in self.marks if mark > self.cursor]
+        if self.delivered_ends and min(self.delivered_ends) <= self.cursor:
+            self.delivered_ends = [end for end in self.delivered_ends if end > self.cursor]
 
 
-def _one_more(column: GroupColumn, offsets: U64, floor: int) -> GroupColumn:
+def _incremented(column: GroupColumn, offsets: U64, floor: int) -> GroupColumn:
     """Return a column of numbers, one higher at each of these offsets, all different."""
     numbers = column.of(offsets)
     numbers += numbers < _ENDED_MAX  # no overflow back to "first delivery"

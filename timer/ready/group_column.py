@@ -35,7 +35,7 @@ DType = np.dtype[Any]
 class GroupColumn:
     """See the module. An empty column never changes: `put` returns another one."""
 
-    __slots__ = ("_chunks", "_counts", "_dtype", "base", "top", "used")
+    __slots__ = ("_chunks", "_counts", "_dtype", "base", "top", "value_count")
 
     bits: ClassVar = 16
     """A chunk has 2 ** bits offsets."""
@@ -47,7 +47,7 @@ class GroupColumn:
         self._chunks: list[Values] = []
         self._counts: list[int] = []
         """Values other than 0 in each chunk."""
-        self.used = 0
+        self.value_count = 0
         """Values other than 0."""
         self.top = base
         """Offset behind the last one that was put. Offsets from `base` to here have storage."""
@@ -60,7 +60,7 @@ class GroupColumn:
         return sum(chunk.nbytes for chunk in self._chunks if id(chunk) not in shared)
 
     @property
-    def wide(self) -> bool:
+    def is_chunked(self) -> bool:
         """Whether the column has more than one chunk."""
         return len(self._chunks) > 1
 
@@ -70,10 +70,10 @@ class GroupColumn:
         """Return the values of offsets, (n, dtype)."""
         index = np.subtract(offsets, self.base, dtype=np.uint64)  # huge below the base
         if len(self._chunks) == 1:
-            return _look(self._chunks[0], index)
+            return _values_at(self._chunks[0], index)
         values, mask = np.zeros(len(index), self._dtype), np.uint64((1 << self.bits) - 1)
         for number, where in self._pieces(index):
-            values[where] = _look(self._chunks[number], index[where] & mask)
+            values[where] = _values_at(self._chunks[number], index[where] & mask)
         return values
 
     def put(self, offsets: U64, values: Values | np.uint64 | int, floor: int) -> "GroupColumn":
@@ -84,11 +84,11 @@ class GroupColumn:
         """
         column = self if self._chunks else GroupColumn(self._dtype, floor)
         column._put(offsets, values, floor)  # noqa: SLF001
-        return column if column.used else empty(self._dtype)
+        return column if column.value_count else empty_column(self._dtype)
 
     def _put(self, offsets: U64, values: Values | np.uint64 | int, floor: int) -> None:
         if (top := int(offsets.max()) + 1) > self.top:
-            self._reach(top, floor)
+            self._extend_to(top, floor)
             self.top = top
         index = np.subtract(offsets, self.base, dtype=np.uint64)
         if len(self._chunks) == 1:
@@ -116,10 +116,10 @@ class GroupColumn:
         looks_constant = now <= 0 or (now >= len(chunk) and self._dtype == np.bool_)
         if looks_constant and len(index) > 1:
             now = int(np.count_nonzero(chunk))  # right even if an offset was repeated
-        self._chunks[number], self._counts[number] = self._shared(chunk, now), now
-        self.used += now - count
+        self._chunks[number], self._counts[number] = self._shared_chunk(chunk, now), now
+        self.value_count += now - count
 
-    def _shared(self, chunk: Values, count: int) -> Values:
+    def _shared_chunk(self, chunk: Values, count: int) -> Values:
         """Return the constant with the same values as a chunk if there is one, or the chunk."""
         size = 1 << self.bits
         if len(chunk) == size and (not count or (count == size and self._dtype == np.bool_)):
@@ -145,7 +145,7 @@ class GroupColumn:
 
     # ---- storage
 
-    def _reach(self, end: int, floor: int) -> None:
+    def _extend_to(self, end: int, floor: int) -> None:
         """Make storage for offsets below `end`. Before that, drop the chunks below `floor`."""
         size, last = 1 << self.bits, len(self._chunks) - 1
         if last >= 0 and end <= self.base + (last << self.bits) + len(self._chunks[-1]):
@@ -166,7 +166,7 @@ class GroupColumn:
     def _forget_below(self, floor: int) -> None:
         """Drop the chunks below `floor`."""
         passed = min(max(0, floor - self.base) >> self.bits, len(self._chunks))
-        self.used -= sum(self._counts[:passed])
+        self.value_count -= sum(self._counts[:passed])
         del self._chunks[:passed], self._counts[:passed]
         self.base = self.base + (passed << self.bits) if self._chunks else floor
 
@@ -174,10 +174,10 @@ class GroupColumn:
         """Make the column, of one chunk at most, an array of `size` offsets from `floor` on."""
         chunk = np.zeros(size, self._dtype)
         if self._chunks:
-            kept = self._chunks[0][floor - self.base :]
-            chunk[: len(kept)] = kept
-        self.used = int(np.count_nonzero(chunk))
-        self.base, self._chunks, self._counts = floor, [chunk], [self.used]
+            values = self._chunks[0][floor - self.base :]
+            chunk[: len(values)] = values
+        self.value_count = int(np.count_nonzero(chunk))
+        self.base, self._chunks, self._counts = floor, [chunk], [self.value_count]
 
     def drop_below(self, floor: int) -> Values:
         """Forget values below `floor`; return them, without chunks of zeros.
@@ -189,18 +189,18 @@ class GroupColumn:
             size = len(self._chunks[0])
             if 2 * skip <= size:
                 return np.zeros(0, self._dtype)
-            gone = [self._chunks[0][:skip]]
+            dropped = [self._chunks[0][:skip]]
             self._move_to(floor, size)
         else:
             below = slice(skip >> self.bits)
             chunks = zip(self._chunks[below], self._counts[below], strict=True)
-            gone = [chunk for chunk, count in chunks if count]
+            dropped = [chunk for chunk, count in chunks if count]
             self._forget_below(floor)
-        return np.concatenate([np.zeros(0, self._dtype), *gone])
+        return np.concatenate([np.zeros(0, self._dtype), *dropped])
 
     # ---- searches
 
-    def _from(self, offset: int) -> Iterator[tuple[int, int, Values]]:
+    def _chunks_from(self, offset: int) -> Iterator[tuple[int, int, Values]]:
         """Yield (number of a chunk, an offset, the chunk from there), from `offset` on."""
         index = max(0, offset - self.base)
         for number in range(index >> self.bits, len(self._chunks)):
@@ -215,21 +215,21 @@ class GroupColumn:
         below = sum(self._counts[:whole])
         if whole < len(self._chunks):
             below += int(np.count_nonzero(self._chunks[whole][:rest]))
-        return self.used - below
+        return self.value_count - below
 
     def first_unset(self, offset: int) -> int:
         """Return the first offset without a set flag, at or after `offset`."""
         size = 1 << self.bits
-        for number, at, chunk in self._from(offset):
+        for number, at, chunk in self._chunks_from(offset):
             offset = at + len(chunk)
             if self._counts[number] < size and not chunk[first := int(chunk.argmin())]:
                 return at + first
         return offset
 
-    def unset(self, start: int, end: int, count: int) -> U64:
+    def unset_offsets(self, start: int, end: int, count: int) -> U64:
         """Return the first `count` offsets in [start, end) without a set flag."""
         found, size = list[I64](), 1 << self.bits
-        for number, at, chunk in self._from(start):
+        for number, at, chunk in self._chunks_from(start):
             if not count or at >= end:
                 break
             start = min(end, at + len(chunk))
@@ -242,7 +242,7 @@ class GroupColumn:
     def span(self, start: int, end: int) -> Values:
         """Return the values of all offsets in [start, end)."""
         values = np.zeros(end - start, self._dtype)
-        for _, at, chunk in self._from(start):
+        for _, at, chunk in self._chunks_from(start):
             if at >= end:
                 break
             values[at - start : at - start + len(chunk)] = chunk[: end - at]
@@ -251,7 +251,7 @@ class GroupColumn:
     def offsets(self, end: int | None = None) -> U64:
         """Return the offsets below `end` with a value other than 0, ascending."""
         found = [np.zeros(0, np.int64)]
-        for number, at, chunk in self._from(self.base):
+        for number, at, chunk in self._chunks_from(self.base):
             if end is not None and at >= end:
                 break
             if self._counts[number]:
@@ -274,15 +274,15 @@ class GroupColumn:
             zlib.error, ValueError: `data` is damaged or ends early.
         """
         if not data:
-            return empty(dtype)
+            return empty_column(dtype)
         column, unpacker = cls(dtype, base), zlib.decompressobj()
         while values := unpacker.decompress(data, dtype.itemsize << cls.bits):
             data = unpacker.unconsumed_tail
             chunk = np.frombuffer(values, dtype)
             count = int(np.count_nonzero(chunk))
-            column._chunks.append(column._shared(chunk, count))
+            column._chunks.append(column._shared_chunk(chunk, count))
             column._counts.append(count)
-            column.used += count
+            column.value_count += count
             column.top += len(chunk)
         if not unpacker.eof:
             raise zlib.error("the values of a column end early")
@@ -313,7 +313,7 @@ class FrozenColumn:
 
 
 @cache
-def empty(dtype: DType) -> GroupColumn:
+def empty_column(dtype: DType) -> GroupColumn:
     """Return a column without values. All groups share it: each object costs a hundred bytes."""
     return GroupColumn(dtype, 0)
 
@@ -326,7 +326,7 @@ def _constant(dtype: DType, value: int, size: int) -> Values:
     return chunk
 
 
-def _look(chunk: Values, index: U64) -> Values:
+def _values_at(chunk: Values, index: U64) -> Values:
     """Return a chunk's values at these indexes, 0 behind its end."""
     inside = index < len(chunk)
     at = index.view(np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 
 from timer.model.columns import I64, Buffers, RowArray, row_bytes
 from timer.model.units import QueueOffset
-from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
 
 PAGES_SIZE_MAX: Final = 64 << 20
 """Bytes of spilled pages that stay in memory, by default."""
@@ -94,7 +94,7 @@ class Block:
 class Pages:
     """The pages of all queues of a node."""
 
-    def __init__(self, hasher: KeyHasher = PLAIN) -> None:
+    def __init__(self, hasher: KeyHasher = PLAIN_HASHER) -> None:
         self.hasher = hasher
         """Hashes the keys of fired messages."""
         self.size_max = PAGES_SIZE_MAX
@@ -105,7 +105,7 @@ class Pages:
         """Bytes of pages that may be evicted."""
         self._spilled: OrderedDict[Block, bool] = OrderedDict()
         """Blocks whose pages may be evicted, the oldest first, and whether these were fetched."""
-        self._wanted: dict[Block, None] = {}
+        self._requested: dict[Block, None] = {}
 
     def add(self, block: Block, *, fetched: bool = False) -> None:
         """Count the page of a block that was added to a queue, or was fetched."""
@@ -119,7 +119,7 @@ class Pages:
 
     def remove(self, block: Block) -> None:
         """Forget a block that left its queue."""
-        self._wanted.pop(block, None)
+        self._requested.pop(block, None)
         if block.page is None:
             return
         if block.spill is None:
@@ -128,15 +128,15 @@ class Pages:
             self.spilled_size -= block.page.size
             del self._spilled[block]
 
-    def want(self, block: Block) -> None:
+    def request(self, block: Block) -> None:
         """Request the page of a block if it is not in memory."""
         if block.page is None:
-            self._wanted[block] = None
+            self._requested[block] = None
 
-    def wanted(self, size_max: int) -> list[Block]:
+    def requested_blocks(self, size_max: int) -> list[Block]:
         """Return the blocks to fetch next, about `size_max` bytes of them."""
         blocks: list[Block] = []
-        for block in self._wanted:
+        for block in self._requested:
             if size_max <= 0:
                 break
             assert block.spill is not None
@@ -144,13 +144,13 @@ class Pages:
             blocks.append(block)
         return blocks
 
-    def wants(self, block: Block) -> bool:
+    def is_requested(self, block: Block) -> bool:
         """Return whether a block's page is requested; a block that left its queue is not."""
-        return block in self._wanted
+        return block in self._requested
 
-    def needs(self, block: Block) -> bool:
+    def is_needed(self, block: Block) -> bool:
         """Return whether a block's page is requested, or in memory because it was requested."""
-        return block in self._wanted or self._spilled.get(block, False)
+        return block in self._requested or self._spilled.get(block, False)
 
     def add_joined(self, block: Block, *, needed: bool) -> None:
         """Add the block that replaces joined ones. `needed`: the page of one of them was needed.
@@ -159,14 +159,14 @@ class Pages:
         """
         self.add(block, fetched=needed)
         if needed:
-            self.want(block)
+            self.request(block)
         elif block in self._spilled:
             self._spilled.move_to_end(block, last=False)
 
-    def fetched(self, block: Block, page: BlockRows) -> None:
+    def install_page(self, block: Block, page: BlockRows) -> None:
         """Install a page that was read, if it is still requested."""
-        if block in self._wanted:
-            del self._wanted[block]
+        if block in self._requested:
+            del self._requested[block]
             assert block.page is None
             block.page = page
             self.add(block, fetched=True)

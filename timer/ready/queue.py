@@ -27,9 +27,9 @@ from timer.model.units import QueueOffset, UnixMs
 from timer.ready.page_cache import PAGE_OVERHEAD, Block, BlockRows, Pages, SpillRef, constant_ms
 
 BLOCK_ROWS_MAX: Final = 65_536
-MARK_MS: Final = 600_000
+INTERVAL_MS: Final = 600_000
 """Length of retention's time intervals, milliseconds, if no policy sets a retention."""
-LITTLE_SIZE: Final = 8 << 10
+SMALL_APPEND_SIZE: Final = 8 << 10
 """Bytes of rows and payloads up to which a queue's new messages share a buffer with others."""
 SHARED_SIZE: Final = 64 << 10
 """Bytes of such a shared buffer, roughly. A flush gives each queue its own buffer."""
@@ -59,19 +59,19 @@ class Queue:
     """Offset of the next message to fire."""
     chain: int = 0
     """Chained hash of the seqs at offsets 0 .. end, 64 bits; does not depend on the blocks."""
-    marks: list[tuple[int, QueueOffset]] = field(default_factory=list)
+    intervals: list[tuple[int, QueueOffset]] = field(default_factory=list)
     """(End of a time interval, offset of the first message fired in it), ascending."""
-    mark_ms: int = MARK_MS
+    interval_ms: int = INTERVAL_MS
     """Length of the next intervals, milliseconds."""
     blocks: list[Block] = field(default_factory=list)
     pages: Pages = field(default_factory=Pages)
     """The page cache, shared by all queues of the node."""
-    orders: bool = False
+    has_ordering_keys: bool = False
     """A message had an ordering key, since the queue was last empty."""
-    prioritizes: bool = False
+    has_priorities: bool = False
     """A message had another priority than the default, since the queue was last empty."""
     lacks_page: bool = field(default=False, compare=False)
-    """A page was missing in `at_hand`, since the caller reset this."""
+    """A page was missing in `count_in_memory`, since the caller reset this."""
     _payload_bytes: int = 0
     """Payload bytes of all blocks that were added here, dropped ones included."""
 
@@ -82,7 +82,7 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         rows, bufs = compact(rows, bufs)
         page = BlockRows(rows, bufs, constant_ms(fired_at_ms, n))
-        if self.orders or self.prioritizes or rows["headers_size"].any():
+        if self.has_ordering_keys or self.has_priorities or rows["headers_size"].any():
             self._note_traits(page)
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self._append(Block.of(self.end, page), n, tail, fired_at_ms)
@@ -90,37 +90,37 @@ class Queue:
     def _note_traits(self, page: BlockRows) -> None:
         """Note the traits of messages that are about to be added."""
         if self.begin == self.end:
-            self.orders = self.prioritizes = False
+            self.has_ordering_keys = self.has_priorities = False
         orders, prioritizes = kinds_of(page.rows, page.bufs)
-        self.orders |= orders
-        self.prioritizes |= prioritizes
+        self.has_ordering_keys |= orders
+        self.has_priorities |= prioritizes
 
     def _append(self, block: Block, n: int, tail: int, fired_at_ms: UnixMs) -> None:
         """Add a block of n messages that fire now. `tail`: their part of the chain."""
         self.chain = (self.chain * _power(n) + tail) & _MASK
         if self.begin == self.end:
-            self.marks.clear()  # their messages were dropped
-        self.shorten(fired_at_ms)
-        if not self.marks or self.marks[-1][0] <= fired_at_ms:
-            end_ms = self._mark_end(fired_at_ms)
-            if self.marks and self.marks[-1][0] < end_ms - self.mark_ms:
-                self.marks.append((end_ms - self.mark_ms, self.end))  # without messages
-            self.marks.append((end_ms, self.end))
+            self.intervals.clear()  # their messages were dropped
+        self.shorten_intervals(fired_at_ms)
+        if not self.intervals or self.intervals[-1][0] <= fired_at_ms:
+            end_ms = self._interval_end(fired_at_ms)
+            if self.intervals and self.intervals[-1][0] < end_ms - self.interval_ms:
+                self.intervals.append((end_ms - self.interval_ms, self.end))  # without messages
+            self.intervals.append((end_ms, self.end))
         self.restore(block)
 
-    def shorten(self, now_ms: UnixMs) -> None:
+    def shorten_intervals(self, now_ms: UnixMs) -> None:
         """End all intervals no later than one that begins now: their messages have fired."""
-        end_ms = self._mark_end(now_ms)
-        for at in range(len(self.marks) - 1, -1, -1):
-            if self.marks[at][0] <= end_ms:
+        end_ms = self._interval_end(now_ms)
+        for at in range(len(self.intervals) - 1, -1, -1):
+            if self.intervals[at][0] <= end_ms:
                 break
-            self.marks[at] = end_ms, self.marks[at][1]
+            self.intervals[at] = end_ms, self.intervals[at][1]
 
-    def _mark_end(self, now_ms: UnixMs) -> int:
-        return (now_ms // self.mark_ms + 1) * self.mark_ms
+    def _interval_end(self, now_ms: UnixMs) -> int:
+        return (now_ms // self.interval_ms + 1) * self.interval_ms
 
     def restore(self, block: Block) -> None:
-        """Add a block that a manifest holds; chain and marks include it already."""
+        """Add a block that a manifest holds; chain and intervals include it already."""
         assert block.first == self.end, (block.first, self.end)
         self._payload_bytes += block.payload_bytes
         block.payload_bytes_end = self._payload_bytes
@@ -128,14 +128,14 @@ class Queue:
         self.pages.add(block)
         self.end = block.end
 
-    def unspilled(self) -> list[Block]:
+    def unspilled_blocks(self) -> list[Block]:
         """Return the blocks that are in no file: the last ones."""
         start = len(self.blocks)
         while start and self.blocks[start - 1].spill is None:
             start -= 1
         return self.blocks[start:]
 
-    def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
+    def replace_blocks(self, old: Sequence[Block], new: Sequence[Block]) -> None:
         """Replace blocks by their written copies, except those dropped meanwhile.
 
         If the page of a joined block was requested, or is in memory because it was, the page of
@@ -143,11 +143,11 @@ class Queue:
         """
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
-        start = max(self._begun_by(old[0].first) - 1, 0)
-        stop = self._begun_by(old[-1].first)
+        start = max(self._count_begun(old[0].first) - 1, 0)
+        stop = self._count_begun(old[-1].first)
         left = [block for block in new if block.end > self.begin]
         replaced = self.blocks[start:stop]
-        needed = [block for block in replaced if self.pages.needs(block)]
+        needed = [block for block in replaced if self.pages.is_needed(block)]
         self._weigh(left, replaced)
         if left:  # both have the first message that is left
             left[0].fired_at_ms = max(left[0].fired_at_ms, replaced[0].fired_at_ms)
@@ -181,7 +181,7 @@ class Queue:
         here = block.payload_bytes * (block.end - offset) // (block.end - block.first)
         return self._payload_bytes - block.payload_bytes_end + here
 
-    def moved(self, places: Mapping[SpillRef, SpillRef]) -> None:
+    def move_blocks(self, places: Mapping[SpillRef, SpillRef]) -> None:
         """Note that blocks were copied to other files."""
         for block in self.blocks:
             if block.spill is not None:
@@ -206,11 +206,11 @@ class Queue:
             start = stop
 
     def _number_of(self, offset: int) -> int:
-        number = self._begun_by(offset) - 1
+        number = self._count_begun(offset) - 1
         assert number >= 0, (offset, self.begin, self.end)
         return number
 
-    def _begun_by(self, offset: int) -> int:
+    def _count_begun(self, offset: int) -> int:
         """Return how many blocks have a first offset of at most `offset`."""
         return bisect_right(self.blocks, offset, key=attrgetter("first"))
 
@@ -222,11 +222,11 @@ class Queue:
         """
         block = self.blocks[self._number_of(offset)]
         if block.page is None:
-            mark = bisect_right(self.marks, offset, key=itemgetter(1)) - 1
-            return max(block.fired_at_ms, self.marks[mark - 1][0] if mark > 0 else 0)
+            number = bisect_right(self.intervals, offset, key=itemgetter(1)) - 1
+            return max(block.fired_at_ms, self.intervals[number - 1][0] if number > 0 else 0)
         return int(block.page.fired_at_ms[offset - block.first])
 
-    def at_hand(self, offsets: U64) -> int:
+    def count_in_memory(self, offsets: U64) -> int:
         """Return how many of the first `offsets` (ascending, at least one) are in memory.
 
         The missing pages, and those that come next, are requested from disk.
@@ -242,11 +242,11 @@ class Queue:
         for block in self.blocks[number : number + AHEAD_BLOCKS]:
             if left <= 0:
                 break
-            self.pages.want(block)
+            self.pages.request(block)
             left -= block.payload_bytes
         return count
 
-    def fitting(self, offsets: U64, bytes_max: int) -> int:
+    def count_fitting(self, offsets: U64, bytes_max: int) -> int:
         """Return how many of the first `offsets` fit into `bytes_max`; at least one.
 
         `offsets` ascend, and all of them are in memory.
@@ -277,7 +277,7 @@ class Queue:
                 found = np.zeros(len(rows), np.uint64)
             alone = rows["key_size"] == 0
             found[alone] = mix(rows["seq"][alone])
-            if self.orders:
+            if self.has_ordering_keys:
                 places, keys = ordering_keys(rows, page.bufs)
                 if len(places):
                     topics = rows["topic"][places].astype(np.uint32)
@@ -292,7 +292,7 @@ class Queue:
             found.append(priorities(page.rows[at.astype(np.int64)], page.bufs))
         return np.concatenate(found)
 
-    def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
+    def offset_fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
         """Return the offset of the first message that fired at or after a time, or `end`.
 
         None: a page must be read first; it is requested. Firing times ascend with the offsets,
@@ -304,7 +304,7 @@ class Queue:
             return self.begin
         block = self.blocks[number]
         if block.page is None:
-            self.pages.want(block)
+            self.pages.request(block)
             return None
         at = int(np.searchsorted(block.page.fired_at_ms, time_ms))
         return max(self.begin, QueueOffset(block.first + at))
@@ -316,16 +316,16 @@ class Queue:
         assert offset <= self.end, (offset, self.end)
         self.begin = offset
         passed = 0
-        while passed + 1 < len(self.marks) and self.marks[passed + 1][1] <= offset:
+        while passed + 1 < len(self.intervals) and self.intervals[passed + 1][1] <= offset:
             passed += 1
-        ended_ms = self.marks[passed - 1][0] if passed else 0
-        del self.marks[:passed]
-        gone = 0
-        while gone < len(self.blocks) and self.blocks[gone].end <= offset:
-            self.pages.remove(self.blocks[gone])
-            gone += 1
-        if gone:
-            del self.blocks[:gone]
+        ended_ms = self.intervals[passed - 1][0] if passed else 0
+        del self.intervals[:passed]
+        dropped = 0
+        while dropped < len(self.blocks) and self.blocks[dropped].end <= offset:
+            self.pages.remove(self.blocks[dropped])
+            dropped += 1
+        if dropped:
+            del self.blocks[:dropped]
         if passed and self.blocks:  # its messages in these intervals are dropped
             self.blocks[0].fired_at_ms = max(self.blocks[0].fired_at_ms, ended_ms)
 
@@ -335,12 +335,12 @@ class Queue:
         `below`: drop only messages below this offset; None: all of them.
         """
         offset = self.begin
-        for end_ms, first in self.marks:
+        for end_ms, first in self.intervals:
             offset = max(offset, first)  # the intervals before it have ended
             if end_ms > fired_before_ms or (below is not None and offset >= below):
                 break
         else:
-            offset = self.end if self.marks else offset
+            offset = self.end if self.intervals else offset
         self.drop_below(offset if below is None else min(offset, below))
 
     def close(self) -> None:
@@ -360,19 +360,19 @@ def append_all(parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_
     little: list[tuple[Queue, RowArray]] = []
     size = 0
     for (queue, rows), own in zip(parts, _sizes([rows for _, rows in parts]), strict=True):
-        if own > LITTLE_SIZE:
+        if own > SMALL_APPEND_SIZE:
             queue.append(rows, bufs, fired_at_ms)
             continue
         little.append((queue, rows))
         size += own
         if size >= SHARED_SIZE:
-            _append_little(little, bufs, fired_at_ms)
+            _append_small(little, bufs, fired_at_ms)
             little, size = [], 0
     if little:
-        _append_little(little, bufs, fired_at_ms)
+        _append_small(little, bufs, fired_at_ms)
 
 
-def _append_little(
+def _append_small(
     parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
 ) -> None:
     """Append to several queues with one shared buffer; each numpy call serves all of them."""
@@ -398,7 +398,7 @@ def _append_little(
     ):
         n = end - start
         page = BlockRows(rows[start:end], bufs, fired[:n], PAGE_OVERHEAD + n * _ROW_SIZE + size)
-        if headed or queue.orders or queue.prioritizes:
+        if headed or queue.has_ordering_keys or queue.has_priorities:
             queue._note_traits(page)  # noqa: SLF001 -- this module's
         first, stop = queue.end, QueueOffset(queue.end + n)
         block = Block(first, stop, page, None, fired_at_ms, payload, 0, due_min, due_max)

@@ -44,8 +44,8 @@ VERSION: Final = 2
 BLOCK_ROWS_MAX: Final = 4_096
 BLOCK_SIZE_MAX: Final = 1 << 20
 WRITE_SIZE: Final = 1 << 20
-SPARSE: Final = 4
-"""A file of which less than 1/SPARSE is needed is dropped; that part is copied."""
+SPARSE_DIVISOR: Final = 4
+"""A file of which less than 1/SPARSE_DIVISOR is needed is dropped; that part is copied."""
 SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """Above this number of files below SMALL_SIZE, the small files are merged into one."""
@@ -83,7 +83,7 @@ class Spill:
     """The written blocks: as few and as large as possible."""
 
     @property
-    def joins(self) -> bool:
+    def is_join(self) -> bool:
         """Whether the blocks are in files already."""
         return self.old[0].spill is not None
 
@@ -99,7 +99,7 @@ class Spill:
 
     def install(self) -> None:
         """Replace the old blocks by the new ones."""
-        self.queue.spilled(self.old, self.new)
+        self.queue.replace_blocks(self.old, self.new)
 
 
 def spills_of(topic: TopicId, queue: Queue, ttl_ms: int = 0) -> list[Spill]:
@@ -107,13 +107,13 @@ def spills_of(topic: TopicId, queue: Queue, ttl_ms: int = 0) -> list[Spill]:
 
     `ttl_ms`: the topic's time to live, milliseconds; 0: its messages never expire.
     """
-    fresh = queue.unspilled()
+    fresh = queue.unspilled_blocks()
     span_ms = ttl_ms // JOINED_TTL_SHARE if ttl_ms else None
-    found = (_joinable(queue.blocks, len(queue.blocks) - len(fresh), span_ms), fresh)
+    found = (_blocks_to_join(queue.blocks, len(queue.blocks) - len(fresh), span_ms), fresh)
     return [Spill(topic, queue, blocks, []) for blocks in found if blocks]
 
 
-def _joinable(blocks: Sequence[Block], stop: int, span_ms: int | None) -> list[Block]:
+def _blocks_to_join(blocks: Sequence[Block], stop: int, span_ms: int | None) -> list[Block]:
     """Return the last of `blocks[:stop]`, all in files, if they are many small ones.
 
     A block is included if it is at most twice as large as all later ones together. The sizes thus
@@ -154,27 +154,27 @@ def _is_small(block: Block) -> bool:
     return _weight(block) < SMALL_BLOCK
 
 
-def affordable(spills: Sequence[Spill], size_max: int) -> list[Spill]:
+def limit_joins(spills: Sequence[Spill], size_max: int) -> list[Spill]:
     """Return the spills, without the joins that are too many or too large for one flush.
 
     The longest go first, and may be cut. JOINED_MAX limits the joined blocks. Two more for each
     queue with new messages keep the number of blocks bounded.
     """
-    fresh = [spill for spill in spills if not spill.joins]
-    joins = [spill for spill in spills if spill.joins]
+    fresh = [spill for spill in spills if not spill.is_join]
+    joins = [spill for spill in spills if spill.is_join]
     joins.sort(key=lambda spill: len(spill.old), reverse=True)
-    chosen, left, size = [], JOINED_MAX + 2 * len(fresh), min(size_max, MOVED_SIZE_MAX)
+    chosen, blocks_left, size = [], JOINED_MAX + 2 * len(fresh), min(size_max, MOVED_SIZE_MAX)
     for spill in joins:
-        if left < JOINED_MIN:
+        if blocks_left < JOINED_MIN:
             break
-        if part := _fitting(spill.old, left, size):
+        if part := _fitting_neighbours(spill.old, blocks_left, size):
             chosen.append(Spill(spill.topic, spill.queue, part, []))
-            left -= len(part)
+            blocks_left -= len(part)
             size -= chosen[-1].old_size
     return fresh + chosen
 
 
-def _fitting(blocks: Sequence[Block], count: int, size: int) -> list[Block]:
+def _fitting_neighbours(blocks: Sequence[Block], count: int, size: int) -> list[Block]:
     """Return the first JOINED_MIN or more neighbours within `count` blocks and `size` bytes.
 
     Returns none if too few fit. A later flush joins the rest. Small blocks left in front of a
@@ -238,7 +238,7 @@ def write_spill(
     try:
         writer = _Writer(file, path.name)
         for spill in spills:
-            _write_blocks(disk, path, spill, writer, pace if spill.joins else unpaced)
+            _write_blocks(disk, path, spill, writer, pace if spill.is_join else unpaced)
         for ref in moved:
             data = disk.read(path.parent / ref.file, ref.position, ref.size)
             _decode(memoryview(data), path.parent / ref.file, ref)
@@ -254,7 +254,7 @@ def _write_blocks(disk: Disk, path: Path, spill: Spill, writer: _Writer, pace: P
     """Write the blocks of one queue. Joined blocks keep their pages if no old page was missing."""
     pages = [block.page for block in spill.old]  # the loop may evict them meanwhile
     stays, first = None not in pages, spill.old[0].first
-    for group in _cut(_read_pages(disk, path.parent, spill, pages, pace)):
+    for group in _page_groups(_read_pages(disk, path.parent, spill, pages, pace)):
         data = _encode(spill.topic, first, group)
         ref = writer.add(data, pace)
         page = _decode(memoryview(data), path, ref)
@@ -294,7 +294,7 @@ def _read_pages(
         start = stop
 
 
-def sparse(
+def blocks_to_move(
     disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int, joined: int = 0
 ) -> list[SpillRef]:
     """Return the blocks among all `refs` that should move to another file, and fit. For a thread.
@@ -307,20 +307,20 @@ def sparse(
     for ref in refs:
         needed[ref.file] = needed.get(ref.file, 0) + ref.size
     sizes = {name: disk.size(directory / name) for name in needed}
-    given_up = {name for name, size in sizes.items() if SPARSE * needed[name] < size}
+    dropped = {name for name, size in sizes.items() if SPARSE_DIVISOR * needed[name] < size}
     small = {name for name, size in sizes.items() if size < SMALL_SIZE}
-    if len(small - given_up) > SMALL_FILES_MAX:
-        given_up |= small
+    if len(small - dropped) > SMALL_FILES_MAX:
+        dropped |= small
     chosen: set[str] = set()
     size = joined
-    for name in sorted(given_up, key=lambda name: (needed[name] - sizes[name], name)):
+    for name in sorted(dropped, key=lambda name: (needed[name] - sizes[name], name)):
         if size < MOVED_SIZE_MAX and size + needed[name] <= size_max:
             size += needed[name]
             chosen.add(name)
     return [ref for ref in refs if ref.file in chosen]
 
 
-def _cut(pages: Iterable[BlockRows]) -> Iterator[list[BlockRows]]:
+def _page_groups(pages: Iterable[BlockRows]) -> Iterator[list[BlockRows]]:
     """Yield the rows of all pages, in order, in groups of a bounded size."""
     group: list[BlockRows] = []
     rows_left, size_left = BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
@@ -449,6 +449,6 @@ class PageFetch:
         """
         for block, ref, page in self._pages:
             if page is not None:
-                pages.fetched(block, page)
-            elif pages.wants(block) and block.spill == ref:  # otherwise it moved or was acked
+                pages.install_page(block, page)
+            elif pages.is_requested(block) and block.spill == ref:  # else it moved or was acked
                 raise CorruptFileError(self._directory / ref.file, 0, "the file is missing")

@@ -9,12 +9,12 @@ from timer.model.columns import U64
 from timer.model.firing_order import Position
 from timer.model.units import Epoch, GroupId, QueueOffset, Seq, TopicId, UnixMs
 from timer.ready.group import Group
-from timer.ready.queue import MARK_MS, Queue
+from timer.ready.queue import INTERVAL_MS, Queue
 from timer.ready.topic_shares import MASK, TopicRows
 
 RETENTION_MS: Final = 7 * 24 * 3_600_000
 """Retention of a topic without groups, if no policy sets one: seven days, in milliseconds."""
-MARKS: Final = 1_000
+INTERVALS: Final = 1_000
 """Intervals in a retention, each at least a second. A message may stay one interval longer."""
 
 
@@ -44,7 +44,7 @@ class TopicRelease:
     """The next seq to be assigned at the resume."""
     last: Position | None = None
     """Last overdue timer that the sweep has met and not dropped; catch_up = latest fires it."""
-    waits: bool = True
+    is_waiting: bool = True
     """True until the topic takes part in a sweep."""
 
 
@@ -81,7 +81,7 @@ class Topic:
     """None: the topic is paused, or was never paused, or has released all that it held."""
 
     @property
-    def holding(self) -> bool:
+    def is_holding(self) -> bool:
         """Whether timers that come due are held instead of fired."""
         return self.paused or self.release is not None
 
@@ -94,12 +94,12 @@ class Topic:
         del self.groups[group.name], self.group_by_id[group.group_id]
         group.deleted = True
 
-    def retain(self, retention_ms: int | None, now_ms: UnixMs) -> None:
+    def set_retention(self, retention_ms: int | None, now_ms: UnixMs) -> None:
         """Set the retention in milliseconds from now on; None: the default."""
         self.retention_ms = retention_ms
-        finely = MARK_MS if retention_ms is None else max(1_000, retention_ms // MARKS)
-        self.queue.mark_ms = finely
-        self.queue.shorten(now_ms)
+        interval_ms = INTERVAL_MS if retention_ms is None else max(1_000, retention_ms // INTERVALS)
+        self.queue.interval_ms = interval_ms
+        self.queue.shorten_intervals(now_ms)
 
     @property
     def unacked_from(self) -> QueueOffset:
@@ -112,7 +112,9 @@ class Topic:
         begin, end = self.queue.begin, self.queue.end
         if begin == end:
             return 0
-        return max((group.unacked(end) for group in self.groups.values()), default=end - begin)
+        return max(
+            (group.unacked_count(end) for group in self.groups.values()), default=end - begin
+        )
 
     def add_pending(self, share: TopicRows) -> None:
         """Count more timers as pending."""
@@ -132,11 +134,11 @@ class Topic:
 
     def trim(self) -> None:
         """Drop the messages that every group has acked, if no retention is set."""
-        if self._trims:
+        if self._trims_at_once:
             self.queue.drop_below(self.unacked_from)
 
     @property
-    def forgets_at_ms(self) -> UnixMs | None:
+    def next_forget_ms(self) -> UnixMs | None:
         """Time at which `forget` next drops messages if no op comes before. None: never."""
         queue = self.queue
         if queue.begin == queue.end:
@@ -144,23 +146,25 @@ class Topic:
         below = self.unacked_from if self.groups else queue.end
         if queue.begin >= below:
             return None
-        return UnixMs(0) if self._trims else UnixMs(queue.marks[0][0] + self._kept_ms)
+        if self._trims_at_once:
+            return UnixMs(0)
+        return UnixMs(queue.intervals[0][0] + self._effective_retention_ms)
 
     def forget(self, now_ms: UnixMs) -> None:
         """Drop the messages that every group has acked and that are past their retention."""
-        if self._trims:
+        if self._trims_at_once:
             self.trim()
         else:
             below = self.unacked_from if self.groups else self.queue.end
-            self.queue.expire(UnixMs(now_ms - self._kept_ms), below)
+            self.queue.expire(UnixMs(now_ms - self._effective_retention_ms), below)
 
     @property
-    def _trims(self) -> bool:
+    def _trims_at_once(self) -> bool:
         """Whether messages that every group has acked are dropped at once."""
         return bool(self.groups) and not self.retention_ms
 
     @property
-    def _kept_ms(self) -> int:
+    def _effective_retention_ms(self) -> int:
         return RETENTION_MS if self.retention_ms is None else self.retention_ms
 
     # ---- time to live: the leader decides which messages expired (timer/leader/groups/expiry.py)
@@ -170,10 +174,10 @@ class Topic:
         queue = self.queue
         least = max(queue.begin, self.unacked_from)
         if least < offset:
-            lost = np.full(offset - least, not self.groups)
+            expired = np.full(offset - least, not self.groups)
             for group in self.groups.values():
-                group.expire_below(offset, lost)
-            self.expired += int(np.count_nonzero(lost))
+                group.expire_below(offset, expired)
+            self.expired += int(np.count_nonzero(expired))
         queue.drop_below(offset)
 
     def expire(self, group: Group, offsets: U64) -> None:

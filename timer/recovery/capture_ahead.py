@@ -25,42 +25,42 @@ class CaptureAhead(Generic[Id, Captured]):
         capture: Returns a state that does not change later. None: the id was deleted.
         """
         self._changed, self._ids, self._capture = changed, ids, capture
-        self._taken: dict[Id, Captured] = {}
-        self._left: list[Id] | None = None
-        """Ids still to capture, the lowest one last. None: `take` was not called yet."""
+        self._captured: dict[Id, Captured] = {}
+        self._remaining: list[Id] | None = None
+        """Ids still to capture, the lowest one last. None: `capture_some` was not called yet."""
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether some state is captured."""
-        return self._left is not None
+        return self._remaining is not None
 
-    def take(self, most: int) -> bool:
-        """Capture at most `most` more. Return whether each was captured at least once."""
-        if self._left is None:
-            self._left = sorted(self._ids(), reverse=True)
-        for _ in range(min(most, len(self._left))):
-            self._take(each := self._left.pop())
+    def capture_some(self, count_max: int) -> bool:
+        """Capture at most `count_max` more. Return whether each was captured at least once."""
+        if self._remaining is None:
+            self._remaining = sorted(self._ids(), reverse=True)
+        for _ in range(min(count_max, len(self._remaining))):
+            self._capture_one(each := self._remaining.pop())
             self._changed.discard(each)
-        return not self._left
+        return not self._remaining
 
     def finish(self) -> list[Captured]:
         """Return the present states, those captured first at first, and begin again."""
-        if not self.take(0):
-            self._changed.update(self._left or ())
+        if not self.capture_some(0):
+            self._changed.update(self._remaining or ())
         for each in sorted(self._changed):  # present ones keep their place, new ones come last
-            self._take(each)
-        states = [*self._taken.values()]
+            self._capture_one(each)
+        states = [*self._captured.values()]
         self.forget()
         return states
 
-    def _take(self, each: Id) -> None:
+    def _capture_one(self, each: Id) -> None:
         state = self._capture(each)
         if state is None:
-            self._taken.pop(each, None)
+            self._captured.pop(each, None)
         else:
-            self._taken[each] = state
+            self._captured[each] = state
 
     def forget(self) -> None:
-        """Drop the captured states. The next `take` begins again."""
-        self._taken, self._left = {}, None
+        """Drop the captured states. The next `capture_some` begins again."""
+        self._captured, self._remaining = {}, None
         self._changed.clear()

@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from timer.entries.entry_check import blamed
+from timer.entries.entry_check import bad_entry_text
 from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind
 from timer.entries.payloads import decode_fire
 from timer.entries.policies import ScopePolicy
 from timer.files.disk import Disk
-from timer.files.disk_reserve import Room
+from timer.files.disk_reserve import DiskSpace
 from timer.leader.leader import Append, Leader, LeaderConfig
 from timer.model.columns import keyed_max
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, LogIndex, Now, TopicId
 from timer.pending.prefetch import Prefetch
-from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.frozen_memtable import FrozenMemtable
 from timer.pending.runs.merge import Merge
 from timer.pending.runs.read_window import ReadWindow
 from timer.pending.runs.run import RunMeta
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.pending.store import Store
 from timer.ready.page_cache import SpillRef
-from timer.ready.spill import PageFetch, Spill, affordable, sparse, write_spill
+from timer.ready.spill import PageFetch, Spill, blocks_to_move, limit_joins, write_spill
 from timer.recovery import manifest
-from timer.recovery.manifest import State
+from timer.recovery.manifest import ManifestBody
 from timer.state.apply_results import (
     Applied,
     CancelApplied,
@@ -54,7 +54,7 @@ FETCH_SIZE: Final = 8 << 20
 KEEP_UPS: Final = 8
 """Rounds of `Machine.keep_up` per entry, as many as the topics that an entry may touch. A
 checkpoint has to do the rest."""
-CHECKPOINTS_KEPT: Final = 64
+CHECKPOINTS_MAX: Final = 64
 """Checkpoints whose digests are remembered: three minutes by default."""
 
 LOW_LOG_SHARE: Final = 8
@@ -62,7 +62,7 @@ LOW_LOG_SHARE: Final = 8
 MOVED_SHARE: Final = 4
 """A flush joins and copies blocks of up to 1/4 of the free bytes that it leaves; a merge may use
 half."""
-FLUSH_ROOM: Final = 64 << 10
+FLUSH_OVERHEAD: Final = 64 << 10
 """Bytes of a flush besides rows and manifest, about, at most."""
 
 # Work of an entry besides its payload, in bytes, measured as the time to apply it.
@@ -83,9 +83,9 @@ class Flush:
     """A consistent cut that is being written to the disk."""
 
     index: LogIndex
-    state: State
-    frozen: Frozen
-    fresh: list[Spill]
+    state: ManifestBody
+    frozen: FrozenMemtable
+    new_spills: list[Spill]
     disk: Disk
     directory: Path
     store: Store
@@ -99,7 +99,7 @@ class Flush:
     """Bytes. 0 until it is written."""
     moved: dict[SpillRef, SpillRef] = field(default_factory=dict)
     """Blocks that were copied: old place -> new place."""
-    moved_of: list[TopicId] = field(default_factory=list)
+    moved_topics: list[TopicId] = field(default_factory=list)
     """Topics of these blocks."""
 
     def write(self, pace: Pace = unpaced) -> None:
@@ -113,16 +113,16 @@ class Flush:
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
-        self.fresh = affordable(self.fresh, self.moved_size_max)
-        joined = {ref for spill in self.fresh for ref in spill.places}
+        self.new_spills = limit_joins(self.new_spills, self.moved_size_max)
+        joined = {ref for spill in self.new_spills for ref in spill.places}
         joined_size = sum(ref.size for ref in joined)
         refs = [ref for ref in manifest.spill_refs(self.state) if ref not in joined]
-        thin = sparse(self.disk, spills, refs, self.moved_size_max, joined_size)
-        if self.fresh or thin:
+        thin = blocks_to_move(self.disk, spills, refs, self.moved_size_max, joined_size)
+        if self.new_spills or thin:
             path = spills / f"{self.index:016x}.spill"
-            self.moved = write_spill(self.disk, path, self.fresh, thin, pace)
-            self.moved_of = manifest.move_spills(self.state, self.moved)
-            manifest.add_spills(self.state, self.fresh)
+            self.moved = write_spill(self.disk, path, self.new_spills, thin, pace)
+            self.moved_topics = manifest.move_spills(self.state, self.moved)
+            manifest.add_spills(self.state, self.new_spills)
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         self.manifest_size = manifest.write(self.disk, self.directory, self.state)
         self.store.remove(self.retired)
@@ -164,7 +164,7 @@ def _work(entry: Entry, applied: Applied) -> int:
     return work
 
 
-def _foreseen(entry: Entry) -> int:
+def _known_work(entry: Entry) -> int:
     """Return the part of `_work` that is known before the entry is applied."""
     work = len(entry.payload) + _ENTRY_BYTES
     match entry.kind:
@@ -217,18 +217,18 @@ class Engine:
         """Digests of the last checkpoints, by index, for the comparison with other replicas."""
         self.flushing = False
         """Whether a manifest is being written."""
-        self.room = Room.plenty()
-        """Room on the disk, last measured by the shell."""
+        self.disk_space = DiskSpace.unmeasured()
+        """Free space on the disk, last measured by the shell."""
         self._manifest_size = disk.size(directory / manifest.NAME) if state is not None else 0
         self.applied_bytes = 0
         """Bytes of the log that were applied since the start."""
         self._flushed_bytes = 0
         self._flushed_index = self.manifest_index
-        self._looked_to = LogIndex(0)
+        self._prefetched_to = LogIndex(0)
         """Last entry that `begin_prefetch` has seen. `fold` stops after it."""
-        self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
+        self._reread_sweep: tuple[LogIndex, list[RunMeta]] | None = None
         """(FIRE, runs) for which the held rows of its sweep were read a second time."""
-        self._passes_much: tuple[LogIndex, list[RunMeta]] | None = None
+        self._reread_fire: tuple[LogIndex, list[RunMeta]] | None = None
         """(FIRE, runs) that passes many dead rows, or rows that were not read ahead."""
 
     @property
@@ -238,12 +238,12 @@ class Engine:
 
     # ---- applying
 
-    def committed(self, index: LogIndex) -> None:
+    def raise_commit_index(self, index: LogIndex) -> None:
         """Note that entries up to `index` may be applied."""
         self.commit_index = max(self.commit_index, index)
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether committed entries wait to be applied."""
         return self.machine.applied_index < self.commit_index
 
@@ -258,12 +258,12 @@ class Engine:
         It covers the entries of one `fold`, by an estimate of their work. Call it again for the
         rest. None: the reads are few, or these entries were covered before.
         """
-        if self.machine.applied_index < self._looked_to:
+        if self.machine.applied_index < self._prefetched_to:
             return None
         try:
             return self._begin_prefetch(entries)
         except Exception as error:
-            error.add_note(blamed(entries))
+            error.add_note(bad_entry_text(entries))
             raise
 
     def _begin_prefetch(self, entries: Sequence[Entry]) -> Prefetch | None:
@@ -271,13 +271,13 @@ class Engine:
         for entry in entries:
             if work >= FOLD_BYTES:
                 break
-            work += FOLD_BYTES if self._moves_sweep(entry) else _foreseen(entry)
+            work += FOLD_BYTES if self._moves_sweep(entry) else _known_work(entry)
             count += 1
-        self._looked_to = entries[count - 1].index
+        self._prefetched_to = entries[count - 1].index
         fires = entries[count - 1].kind is EntryKind.FIRE
         sweep = self.machine.pauses.next_portion() if fires else None
         first, fire = entries[0], None
-        if self._passes_much is not None and self._passes_much[0] == first.index:
+        if self._reread_fire is not None and self._reread_fire[0] == first.index:
             fire = decode_fire(first.payload)
         return self.machine.store.begin_prefetch(entries[:count], sweep, fire)
 
@@ -291,7 +291,7 @@ class Engine:
             case _:
                 return False
 
-    def _must_look_again(self, entry: Entry) -> bool:
+    def _needs_second_prefetch(self, entry: Entry) -> bool:
         """Return whether a thread has to read first, because a FIRE passes many dead rows or reads.
 
         At most once for the same runs. Rows that the thread did not bring are then read by the
@@ -299,19 +299,21 @@ class Engine:
         """
         if entry.kind is not EntryKind.FIRE:
             return False
-        asked = entry.index, [*self.machine.store.runs]
-        if asked != self._passes_much and not self.machine.store.look(decode_fire(entry.payload)):
-            self._passes_much = asked
-            self._looked_to = self.machine.applied_index
+        attempt = entry.index, [*self.machine.store.runs]
+        if attempt != self._reread_fire and not self.machine.store.try_find_due(
+            decode_fire(entry.payload)
+        ):
+            self._reread_fire = attempt
+            self._prefetched_to = self.machine.applied_index
             self.machine.store.use_prefetch(None)
             return True
         portion = self.machine.pauses.next_portion()
-        if portion is None or entry.index > self._looked_to:
+        if portion is None or entry.index > self._prefetched_to:
             return False
-        if self.machine.store.is_read_ahead(portion) or asked == self._looked_again:
+        if self.machine.store.is_read_ahead(portion) or attempt == self._reread_sweep:
             return False
-        self._looked_again = asked
-        self._looked_to = self.machine.applied_index
+        self._reread_sweep = attempt
+        self._prefetched_to = self.machine.applied_index
         self.machine.store.use_prefetch(None)
         return True
 
@@ -329,7 +331,7 @@ class Engine:
         work = count = 0
         try:
             for entry in entries:
-                if work >= FOLD_BYTES or self._must_look_again(entry):
+                if work >= FOLD_BYTES or self._needs_second_prefetch(entry):
                     break
                 if not self.machine.portions.do(entry):
                     break
@@ -348,11 +350,11 @@ class Engine:
                     if not self.machine.keep_up():
                         break
                 count += 1
-                if entry.index == self._looked_to:
+                if entry.index == self._prefetched_to:
                     self.machine.store.use_prefetch(None)
                     break
         except Exception as error:
-            error.add_note(blamed(entries[count : count + 1]))
+            error.add_note(bad_entry_text(entries[count : count + 1]))
             raise
         return count
 
@@ -363,14 +365,14 @@ class Engine:
 
     def _record(self, checkpoint: Checkpoint) -> None:
         self.digests[checkpoint.index] = checkpoint.digest
-        while len(self.digests) > CHECKPOINTS_KEPT:
+        while len(self.digests) > CHECKPOINTS_MAX:
             del self.digests[next(iter(self.digests))]
 
     # ---- leading
 
     def lead(self, epoch: Epoch, append: Append, now: Now) -> Leader:
         """Begin to lead `epoch`. All committed entries must have been applied."""
-        assert not self.behind, (self.machine.applied_index, self.commit_index)
+        assert not self.is_behind, (self.machine.applied_index, self.commit_index)
         assert self.leader is None or self.leader.closed is not None
         self.machine.store.lead()
         self.leader = Leader(self.machine, epoch, append, self._config, now)
@@ -387,7 +389,7 @@ class Engine:
 
     def begin_fetch(self) -> PageFetch | None:
         """Return the fired messages that a thread should read from spill files; None: none."""
-        wanted = self.machine.pages.wanted(FETCH_SIZE)
+        wanted = self.machine.pages.requested_blocks(FETCH_SIZE)
         if not wanted:
             return None
         return PageFetch(self._disk, self._directory / manifest.SPILL_DIRECTORY, wanted)
@@ -418,8 +420,8 @@ class Engine:
 
     def wants_flush(self, *, memtable_bytes: int, log_bytes: int, log_entries: int) -> bool:
         """Return whether a flush is due, fits on the disk, and none is under way."""
-        if self.room.low:  # a flush lets older log be dropped
-            log_bytes = min(log_bytes, self.room.reserve // LOW_LOG_SHARE)
+        if self.disk_space.low:  # a flush lets older log be dropped
+            log_bytes = min(log_bytes, self.disk_space.reserve // LOW_LOG_SHARE)
         wanted = (
             self.unflushed_bytes >= memtable_bytes
             or self.log_bytes_since_flush >= log_bytes
@@ -427,10 +429,10 @@ class Engine:
         )
         return wanted and not self.flushing and self.flush_fits
 
-    def wastes(self, memory_bytes: int) -> bool:
+    def is_mostly_dead(self, memory_bytes: int) -> bool:
         """Return whether the memtable has `memory_bytes` or more, and most of its rows are dead."""
         memtable = self.machine.store.memtable
-        return memtable.mostly_dead and memtable.size >= memory_bytes
+        return memtable.is_mostly_dead and memtable.size >= memory_bytes
 
     @property
     def unflushed_bytes(self) -> int:
@@ -440,23 +442,23 @@ class Engine:
     @property
     def flush_fits(self) -> bool:
         """Whether the disk has room for a flush. A failed one only ends the process."""
-        return self._flush_size <= self.room.free
+        return self._flush_size <= self.disk_space.free
 
     @property
     def _flush_size(self) -> int:
-        return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM
+        return self.unflushed_bytes + self._manifest_size + FLUSH_OVERHEAD
 
     @property
-    def cutting(self) -> bool:
+    def capture_begun(self) -> bool:
         """Whether part of the next flush's state is captured."""
-        return self._ahead.begun
+        return self._ahead.has_begun
 
     def prepare_flush(self, topics_max: int) -> bool:
         """Capture some of the state for the next flush. Return whether enough is captured.
 
         Optional: `begin_flush` captures the rest, however long this takes.
         """
-        return not self._may_flush or self._ahead.take(topics_max)
+        return not self._may_flush or self._ahead.capture_some(topics_max)
 
     @property
     def _may_flush(self) -> bool:
@@ -473,7 +475,7 @@ class Engine:
             self._ahead.forget()
             return None
         self.flushing, index = True, self.machine.applied_index
-        moved_size_max = (self.room.free - self._flush_size) // MOVED_SHARE
+        moved_size_max = (self.disk_space.free - self._flush_size) // MOVED_SHARE
         self._flushed_bytes, self._flushed_index = self.applied_bytes, index
         state, fresh = manifest.capture(self.machine, self._ahead)
         store = self.machine.store
@@ -487,20 +489,20 @@ class Engine:
 
         Optional: `end_flush` does the rest.
         """
-        for spill in flush.fresh[:topics_max]:
+        for spill in flush.new_spills[:topics_max]:
             spill.install()
-        del flush.fresh[:topics_max]
-        for topic_id in flush.moved_of[:topics_max]:
+        del flush.new_spills[:topics_max]
+        for topic_id in flush.moved_topics[:topics_max]:
             if (topic := self.machine.topics.get(topic_id)) is not None:
-                topic.queue.moved(flush.moved)
-        del flush.moved_of[:topics_max]
-        return not (flush.fresh or flush.moved_of)
+                topic.queue.move_blocks(flush.moved)
+        del flush.moved_topics[:topics_max]
+        return not (flush.new_spills or flush.moved_topics)
 
     def end_flush(self, flush: Flush) -> None:
         """Use the new run of a durable manifest. Drop the memory and files that it replaces."""
         self.machine.store.install(flush.frozen, flush.windows)
         self.machine.store.forget(flush.retired)
-        self.settle_flush(flush, len(flush.fresh) + len(flush.moved_of))
+        self.settle_flush(flush, len(flush.new_spills) + len(flush.moved_topics))
         self.machine.pages.evict(self.machine.pages.size_max)
         self.manifest_index = flush.index
         self._manifest_size = flush.manifest_size
@@ -511,4 +513,4 @@ class Engine:
 
         None: one is under way, or none is needed that writes at most half of the free room.
         """
-        return self.machine.store.begin_merge(self.room.free // 2)
+        return self.machine.store.begin_merge(self.disk_space.free // 2)

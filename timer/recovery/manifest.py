@@ -72,15 +72,15 @@ DIRECTORIES: Final = (RUN_DIRECTORY, SPILL_DIRECTORY)
 
 _HEADER: Final = struct.Struct("<8sIIQ")
 
-State = dict[str, Any]
+ManifestBody = dict[str, Any]
 """The body of a manifest, unpacked."""
 
 
 class FlushSources:
     """The states of topics and producers that a flush captures before its cut.
 
-    Between `take` and `capture` no block may be spilled or moved: this does not mark its topic as
-    changed.
+    Between `capture_some` and `capture` no block may be spilled or moved: this does not mark its
+    topic as changed.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -91,12 +91,12 @@ class FlushSources:
         self._spills: dict[TopicId, list[Spill]] = {}
         """Blocks without a spill file and blocks to join, by topic."""
 
-    def _topic(self, topic_id: TopicId) -> State | None:
+    def _topic(self, topic_id: TopicId) -> ManifestBody | None:
         topic = self._machine.topics.get(topic_id)
         if topic is None:
             self._spills.pop(topic_id, None)
             return None
-        ttl_ms = self._machine.policies.said("ttl_ms", topic.name, topic_id) or 0
+        ttl_ms = self._machine.policies.value_of("ttl_ms", topic.name, topic_id) or 0
         spills = spills_of(topic_id, topic.queue, ttl_ms)
         if spills or topic_id in self._spills:
             self._spills[topic_id] = spills
@@ -107,17 +107,17 @@ class FlushSources:
         return None if producer is None else _producer_state(producer_id, producer)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether some state is captured."""
-        return self.topics.begun
+        return self.topics.has_begun
 
-    def take(self, most: int) -> bool:
-        """Capture at most `most` more of each. Return whether each was captured at least once."""
-        whole = self.topics.take(most)
-        return self.producers.take(most) and whole
+    def capture_some(self, count_max: int) -> bool:
+        """Capture at most `count_max` more of each. Return whether all were captured once."""
+        whole = self.topics.capture_some(count_max)
+        return self.producers.capture_some(count_max) and whole
 
     def forget(self) -> None:
-        """Drop the captured states. The next `take` begins again."""
+        """Drop the captured states. The next `capture_some` begins again."""
         self.topics.forget()
         self.producers.forget()
         self._spills.clear()
@@ -129,13 +129,13 @@ class FlushSources:
         return spills
 
 
-def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
+def capture(machine: Machine, ahead: FlushSources) -> tuple[ManifestBody, list[Spill]]:
     """Return the state at `applied_index`, without runs, and the blocks to write or to join.
 
     Nothing in it changes later. Large values are encoded by `write`, in its thread. The state has
     the blocks that are spilled already. `add_spills` adds the others after they are written.
     """
-    state: State = {
+    state: ManifestBody = {
         "index": machine.applied_index,
         "epoch": machine.applied_epoch,
         "time_ms": machine.applied_time_ms,
@@ -165,10 +165,10 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
     return state, ahead.take_spills()
 
 
-def add_spills(state: State, fresh: list[Spill]) -> None:
+def add_spills(state: ManifestBody, new_spills: list[Spill]) -> None:
     """Add the blocks that were just written to `state`, in place of those that they join."""
     by_topic = {topic["id"]: topic for topic in state["topics"]}
-    for spill in fresh:
+    for spill in new_spills:
         blocks = by_topic[spill.topic]["blocks"]
         start = bisect_left(blocks, spill.old[0].first, key=_first_offset)
         stop = bisect_left(blocks, spill.old[-1].end, key=_first_offset)
@@ -178,7 +178,7 @@ def add_spills(state: State, fresh: list[Spill]) -> None:
         blocks[start:stop] = new
 
 
-def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
+def move_spills(state: ManifestBody, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
     """Replace the places of copied blocks in `state`. Return the topics that have such blocks."""
     touched: list[TopicId] = []
     for topic in state["topics"] if places else ():
@@ -193,12 +193,14 @@ def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[Topic
     return touched
 
 
-def spill_refs(state: State) -> list[SpillRef]:
+def spill_refs(state: ManifestBody) -> list[SpillRef]:
     """Return the places of the blocks that the manifest needs."""
     return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
 
 
-def recover_store(state: State | None, disk: Disk, directory: Path, key_secret: bytes) -> Store:
+def recover_store(
+    state: ManifestBody | None, disk: Disk, directory: Path, key_secret: bytes
+) -> Store:
     """Return the store that a manifest describes, or an empty one without a manifest.
 
     `key_secret`: secret of the empty store's hasher.
@@ -215,12 +217,12 @@ def recover_store(state: State | None, disk: Disk, directory: Path, key_secret: 
     return Store.recover(disk, directory, runs, position, pending, held, hasher)
 
 
-def spill_files(state: State) -> set[str]:
+def spill_files(state: ManifestBody) -> set[str]:
     """Return the names of the spill files that the manifest needs."""
     return {block[0] for topic in state["topics"] for block in topic["blocks"]}
 
 
-def files(state: State) -> list[tuple[str, int, int | None]]:
+def files(state: ManifestBody) -> list[tuple[str, int, int | None]]:
     """Return (path beside the manifest, size, CRC-32) of every file that the manifest needs.
 
     The manifest does not have a spill file's size and CRC-32. Its size here is the least that the
@@ -238,7 +240,7 @@ def files(state: State) -> list[tuple[str, int, int | None]]:
     return found + [(f"{SPILL_DIRECTORY}/{name}", end, None) for name, end in sorted(ends.items())]
 
 
-def check_spills(state: State, disk: Disk, directory: Path) -> None:
+def check_spills(state: ManifestBody, disk: Disk, directory: Path) -> None:
     """Read the parts of spill files that the manifest needs.
 
     Raises:
@@ -248,7 +250,7 @@ def check_spills(state: State, disk: Disk, directory: Path) -> None:
         read_page(disk, directory / SPILL_DIRECTORY, ref)
 
 
-def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
+def restore(machine: Machine, state: ManifestBody, disk: Disk, directory: Path) -> None:
     """Bring an empty machine to the captured state. Empties `state["topics"]`, to free memory.
 
     The machine's store has the runs already.
@@ -275,8 +277,9 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics need them
     machine.restore_topics(_topics(state["topics"], machine.pages))
     machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
-    machine.store.gone = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
-    if machine.policies.retains:
+    deleted = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
+    machine.store.restore_deleted_topics(deleted)
+    if machine.policies.has_retentions:
         machine.retain(machine.topics, machine.applied_time_ms)
     machine.swept = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
@@ -296,7 +299,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         raise CorruptFileError(directory / NAME, 0, why)
 
 
-def write(disk: Disk, directory: Path, state: State) -> int:
+def write(disk: Disk, directory: Path, state: ManifestBody) -> int:
     """Replace the manifest durably. Return its size in bytes."""
     body = _encode(state)
     version = version_of(state)
@@ -305,7 +308,7 @@ def write(disk: Disk, directory: Path, state: State) -> int:
     return len(header) + len(body)
 
 
-def read(disk: Disk, directory: Path) -> State | None:
+def read(disk: Disk, directory: Path) -> ManifestBody | None:
     """Return the newest manifest's state; None: there was never one.
 
     Raises:
@@ -316,33 +319,33 @@ def read(disk: Disk, directory: Path) -> State | None:
     return decode(disk.read(path), path) if disk.exists(path) else None
 
 
-def decode(data: bytes, path: Path) -> State:
+def decode(data: bytes, path: Path) -> ManifestBody:
     """Return the state in a manifest's bytes. `path`: of the file, for errors.
 
     Raises:
         CorruptFileError, UnknownVersionError: see `read`.
     """
-    state: State = msgpack.unpackb(_body(data, path), strict_map_key=False)
+    state: ManifestBody = msgpack.unpackb(_body(data, path), strict_map_key=False)
     return state
 
 
-def version_of(state: State) -> int:
+def version_of(state: ManifestBody) -> int:
     """Return the format version in which a state is written."""
     return VERSION if level_of(state) > 1 else VERSION_OF_LEVEL_1
 
 
-def level_of(state: State) -> int:
+def level_of(state: ManifestBody) -> int:
     """Return the feature level of a state."""
     level: int = state.get("level", 1)
     return level
 
 
-def pending_of(state: State) -> int:
+def pending_of(state: ManifestBody) -> int:
     """Return the number of pending timers."""
     return Counts(*state["counts"]).pending
 
 
-def messages_of(state: State) -> int:
+def messages_of(state: ManifestBody) -> int:
     """Return the number of fired messages that topics keep."""
     return sum(topic["end"] - topic["begin"] for topic in state["topics"])
 
@@ -378,7 +381,7 @@ def _crc32(version: int, body: bytes) -> int:
     return isal_zlib.crc32(body, isal_zlib.crc32(head[16:], isal_zlib.crc32(head[:12])))
 
 
-def _encode(state: State) -> bytes:
+def _encode(state: ManifestBody) -> bytes:
     """Encode the map. Lists are packed by element, so that other threads can run in between."""
     packer = msgpack.Packer(default=_pack, autoreset=False)
     packer.pack_map_header(len(state))
@@ -397,7 +400,7 @@ def _counts_state(counts: Counts) -> list[int]:
     return [counts.scheduled, counts.fired, counts.cancelled, counts.dropped]
 
 
-def _topic_state(topic: Topic) -> State:
+def _topic_state(topic: Topic) -> ManifestBody:
     queue = topic.queue
     return {
         "id": topic.topic_id,
@@ -413,19 +416,19 @@ def _topic_state(topic: Topic) -> State:
         "begin": queue.begin,
         "end": queue.end,
         "chain": queue.chain,
-        "marks": [list(mark) for mark in queue.marks],
+        "marks": [list(interval) for interval in queue.intervals],
         "blocks": [_block_state(block) for block in queue.blocks if block.spill is not None],
         "groups": [_group_state(group) for group in topic.groups.values()],
         **_creator_state(topic),
         **(
-            {"traits": [queue.orders, queue.prioritizes]}
-            if queue.orders or queue.prioritizes
+            {"traits": [queue.has_ordering_keys, queue.has_priorities]}
+            if queue.has_ordering_keys or queue.has_priorities
             else {}
         ),
     }
 
 
-def _creator_state(of: Topic | Group) -> State:
+def _creator_state(of: Topic | Group) -> ManifestBody:
     """Return the creator's field, which feature level 1 does not have."""
     return {"creator": of.creator} if of.creator else {}
 
@@ -446,7 +449,7 @@ def _first_offset(block: list[Any]) -> QueueOffset:
     return QueueOffset(block[3])
 
 
-def _topics(states: list[State], pages: Pages) -> list[Topic]:
+def _topics(states: list[ManifestBody], pages: Pages) -> list[Topic]:
     """Return the topics of these states. Each state is freed, and a later topic uses its memory."""
     states.reverse()
     topics = []
@@ -455,10 +458,10 @@ def _topics(states: list[State], pages: Pages) -> list[Topic]:
     return topics
 
 
-def _topic(fields: State, pages: Pages) -> Topic:
-    marks = [*map(tuple, fields["marks"])]
-    queue = Queue(fields["begin"], fields["end"], fields["chain"], marks, pages=pages)
-    queue.orders, queue.prioritizes = fields.get("traits", (False, False))
+def _topic(fields: ManifestBody, pages: Pages) -> Topic:
+    intervals = [*map(tuple, fields["marks"])]
+    queue = Queue(fields["begin"], fields["end"], fields["chain"], intervals, pages=pages)
+    queue.has_ordering_keys, queue.has_priorities = fields.get("traits", (False, False))
     topic = Topic(
         fields["id"],
         fields["name"],
@@ -509,7 +512,7 @@ COLUMNS: Final = {"acked": FLAGS, "ended": NUMBERS, "later": TIMES, "recalled": 
 """Columns of a group, by queue offset from its cursor on."""
 
 
-def _group_state(group: Group) -> State:
+def _group_state(group: Group) -> ManifestBody:
     return {
         "id": group.group_id,
         "topic": group.topic,
@@ -518,8 +521,8 @@ def _group_state(group: Group) -> State:
         "cursor": group.cursor,
         "reserved": group.reserved,
         "delivered_to": group.delivered_to,
-        "since": group.since,
-        "marks": list(group.marks),
+        "since": group.since_epoch,
+        "marks": list(group.delivered_ends),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
         "expired": [group.expired, group.expired_to],
         "acked": _column(group.acked, group.cursor),
@@ -550,29 +553,29 @@ def _pack(value: object) -> object:
 
 
 @lru_cache(1024)
-def _settings(*items: tuple[str, Any]) -> GroupSettings:
+def _group_settings(*items: tuple[str, Any]) -> GroupSettings:
     """Return the settings of these fields: one object for all groups that have the same."""
     return GroupSettings(**dict(items))
 
 
 @lru_cache(1024)
-def _settings_state(settings: GroupSettings) -> State:
+def _settings_state(settings: GroupSettings) -> ManifestBody:
     """Return the fields of a group's settings. Do not change them: the next call returns them."""
     return asdict(settings)
 
 
-def _group(fields: State) -> Group:
+def _group(fields: ManifestBody) -> Group:
     ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
     group = Group(
         group_id=fields["id"],
         topic=fields["topic"],
         name=fields["name"],
-        settings=_settings(*fields["settings"].items()),
+        settings=_group_settings(*fields["settings"].items()),
         cursor=fields["cursor"],
         reserved=fields["reserved"],
         delivered_to=fields["delivered_to"],
-        since=fields["since"],
-        marks=fields["marks"],
+        since_epoch=fields["since"],
+        delivered_ends=fields["marks"],
         ack_sum=ack_sum,
         ended_sum=ended_sum,
         acked_count=acked_count,
@@ -597,14 +600,14 @@ def _producer_state(producer_id: ProducerId, producer: ProducerState) -> list[An
 
 def _producer(fields: list[Any]) -> tuple[ProducerId, ProducerState]:
     producer_id, token, used_at_ms, last_sequence, answers = fields
-    kept = deque(RequestAnswer.unpack(*answer) for answer in answers)
-    rows = sum(len(answer.due_ms) for answer in kept)
+    remembered = deque(RequestAnswer.unpack(*answer) for answer in answers)
+    rows = sum(len(answer.due_ms) for answer in remembered)
     return ProducerId(producer_id), ProducerState(
-        token, UnixMs(used_at_ms), last_sequence, kept, rows
+        token, UnixMs(used_at_ms), last_sequence, remembered, rows
     )
 
 
-def _checkpoint_state(checkpoint: Checkpoint | None) -> State | None:
+def _checkpoint_state(checkpoint: Checkpoint | None) -> ManifestBody | None:
     if checkpoint is None:
         return None
     return {

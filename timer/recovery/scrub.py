@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from timer.entries.entry_frame import Damage
 from timer.files import segment
 from timer.files.disk import Disk
-from timer.files.log import MARK_NAME, no_segments, read_mark
+from timer.files.log import MARK_NAME, missing_segments_error, read_mark
 from timer.files.segment import Header
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -49,7 +49,7 @@ Check = Callable[[Pace], int]
 """Reads one file and returns its size. Raises CorruptFileError or UnknownVersionError."""
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     """The result for one file."""
 
     path: Path
@@ -58,18 +58,18 @@ class Checked(NamedTuple):
     damage: FileDamage | None
 
 
-def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:
+def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[FileCheck]:
     """Yield every file of a running node's state, and the sealed segments of its log.
 
     Damage is confirmed by a second read. Files that were removed meanwhile are left out.
     """
     for path, check in _checks(disk, state, log, sealed_only=True).items():
-        found = _checked(path, check, pace)
+        found = _check_file(path, check, pace)
         if found.damage is not None:
-            again = _checks(disk, state, log, sealed_only=True)
-            if path not in again:
+            present = _checks(disk, state, log, sealed_only=True)
+            if path not in present:
                 continue
-            found = _checked(path, again[path], pace)
+            found = _check_file(path, present[path], pace)
         yield found
 
 
@@ -83,16 +83,16 @@ def extent(disk: Disk, *, state: Path, log: Path) -> tuple[int, int]:
     return len(paths), size
 
 
-def verify(disk: Disk, *, state: Path, log: Path, is_used: bool = False) -> Iterator[Checked]:
+def verify(disk: Disk, *, state: Path, log: Path, is_used: bool = False) -> Iterator[FileCheck]:
     """Yield every file of a stopped node's state and log. `is_used`: see `Log.open`.
 
     A file or directory that can't be opened is damage (UnopenedFileError).
     """
     for path, check in _checks(disk, state, log, sealed_only=False, is_used=is_used).items():
         try:
-            yield _checked(path, check, unpaced)
+            yield _check_file(path, check, unpaced)
         except (DiskFailedError, OSError) as error:
-            yield Checked(path, 0, UnopenedFileError(path, error))
+            yield FileCheck(path, 0, UnopenedFileError(path, error))
 
 
 def _checks(
@@ -108,15 +108,15 @@ def _checks(
         checks[log] = lambda _: len(segment.paths(disk, log))
         is_listed = False
     try:
-        said = manifest.read(disk, state)
-        mine = _state_checks(disk, state, said) if said is not None else {}
+        body = manifest.read(disk, state)
+        mine = _state_checks(disk, state, body) if body is not None else {}
     except (CorruptFileError, UnknownVersionError, DiskFailedError):
         checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
     else:
-        applied = LogIndex(said["index"] if said is not None else 0)
+        applied = LogIndex(body["index"] if body is not None else 0)
         first = segment.first_of(paths[0].name) if paths else None
         if first is not None and first > applied + 1:
-            missing = paths[0] if said is not None else state / manifest.NAME
+            missing = paths[0] if body is not None else state / manifest.NAME
             why = f"the log begins with entry {first}; entry {applied + 1} is missing"
             checks[missing] = lambda _: _raise(CorruptFileError(missing, 0, why))
         checks |= mine
@@ -136,24 +136,24 @@ def _raise(damage: CorruptFileError) -> int:
     raise damage
 
 
-def _checked(path: Path, check: Check, pace: Pace) -> Checked:
+def _check_file(path: Path, check: Check, pace: Pace) -> FileCheck:
     try:
-        return Checked(path, check(pace), None)
+        return FileCheck(path, check(pace), None)
     except FileNotFoundError:
-        return Checked(path, 0, CorruptFileError(path, 0, "it is missing"))
+        return FileCheck(path, 0, CorruptFileError(path, 0, "it is missing"))
     except (CorruptFileError, UnknownVersionError) as error:
-        return Checked(path, 0, error)
+        return FileCheck(path, 0, error)
 
 
 # ---- state
 
 
-def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, Check]:
+def _state_checks(disk: Disk, state: Path, body: manifest.ManifestBody) -> dict[Path, Check]:
     """Return the checks of the manifest and of the files that it needs."""
     checks: dict[Path, Check] = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
-    for fields in said["runs"]:
+    for fields in body["runs"]:
         checks |= _run_checks(disk, state / manifest.RUN_DIRECTORY, RunMeta.unpack(fields))
-    blocks = [block for topic in said["topics"] for block in topic["blocks"]]
+    blocks = [block for topic in body["topics"] for block in topic["blocks"]]
     refs: dict[str, list[SpillRef]] = {}
     for block in blocks:
         refs.setdefault(block[0], []).append(SpillRef(*block[:3]))
@@ -163,9 +163,9 @@ def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, C
 
 
 def _check_manifest(disk: Disk, state: Path) -> int:
-    said = manifest.read(disk, state)
-    if said is not None:
-        for fields in said["runs"]:
+    body = manifest.read(disk, state)
+    if body is not None:
+        for fields in body["runs"]:
             RunMeta.unpack(fields)
     return disk.size(state / manifest.NAME)
 
@@ -218,7 +218,7 @@ def _end_checks(
         last = paths[-1]
         checks[last] = lambda pace: _check_end(disk, last, floor, pace)
     elif floor or is_used:
-        checks[log] = lambda _: _raise(no_segments(log, floor))
+        checks[log] = lambda _: _raise(missing_segments_error(log, floor))
     return checks
 
 

@@ -1,7 +1,7 @@
 """Snapshots: a manifest with its immutable files, pinned on one node and installed on another.
 
     source (snapshot_source.py)                  receiver (snapshot_receiver.py)
-    state/ --take: hard links--> outgoing/       incoming/ --verified, `ready`--> state/, log/
+    state/ --pin: hard links--> outgoing/       incoming/ --verified, `ready`--> state/, log/
                                      |               ^
                                      +---- parts ----+     (replication/shell/snapshot_fetch.py)
 
@@ -36,7 +36,7 @@ class SnapshotPart(NamedTuple):
     """Of the whole file."""
 
 
-class OfferedUnder(NamedTuple):
+class OfferLeadership(NamedTuple):
     """The leadership when the snapshot was offered. The receiver then promises no older one."""
 
     epoch: Epoch
@@ -93,8 +93,8 @@ def remove_unnamed(disk: Disk, directory: Path) -> None:
     Raises:
         CorruptFileError, UnknownVersionError: the manifest can't be read.
     """
-    said = manifest.read(disk, directory)
-    named = {directory / path for path, _, _ in manifest.files(said)} if said is not None else set()
+    body = manifest.read(disk, directory)
+    named = {directory / path for path, _, _ in manifest.files(body)} if body is not None else set()
     named.add(directory / manifest.NAME)
     for path in files(disk, directory):
         if path not in named:

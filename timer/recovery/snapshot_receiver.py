@@ -1,8 +1,8 @@
 """The receiver of a snapshot: collects its parts, and installs it at the next start.
 
-**Receiving** can stop at any point and continue. `Incoming` keeps each file whose size and checksum
-the next offer repeats, and continues an incomplete one at its end. A complete file is synced and
-compared with its checksum.
+**Receiving** can stop at any point and continue. `IncomingSnapshot` keeps each file whose size and
+checksum the next offer repeats, and continues an incomplete one at its end. A complete file is
+synced and compared with its checksum.
 
 **Installing** replaces the state. The file `ready` begins an install: it is written when all parts
 are durable and verified. The removal of `ready` ends the install. A start that finds `ready`
@@ -24,12 +24,12 @@ from isal import isal_zlib
 
 from timer.files.disk import Bytes, Disk
 from timer.files.disk_reserve import START_BYTES
-from timer.files.log import begin_anew
+from timer.files.log import replace_by_empty
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex, ReplicaId
 from timer.recovery import manifest
 from timer.recovery.snapshot import (
-    OfferedUnder,
+    OfferLeadership,
     Snapshot,
     SnapshotPart,
     crc32_of,
@@ -39,14 +39,14 @@ from timer.recovery.snapshot import (
 
 VERSION: Final = 1
 
-ROOM_BYTES: Final = 2 * START_BYTES
+SPARE_BYTES: Final = 2 * START_BYTES
 """Bytes that a snapshot leaves free: the order of the install needs few, a start needs the rest."""
 
 _PLAN: Final = "plan"
 _READY: Final = "ready"
 
 
-class SnapshotRoomError(Exception):
+class SnapshotSpaceError(Exception):
     """The disk has too little room for a snapshot."""
 
     def __init__(self, *, free_bytes: int, needed_bytes: int) -> None:
@@ -55,57 +55,59 @@ class SnapshotRoomError(Exception):
         self.free_bytes, self.needed_bytes = free_bytes, needed_bytes
 
 
-class Incoming:
+class IncomingSnapshot:
     """A snapshot that is being received. For one task or thread at a time."""
 
-    def __init__(self, disk: Disk, directory: Path, room_bytes: int = ROOM_BYTES) -> None:
-        """`room_bytes`: bytes to leave free on the disk."""
+    def __init__(self, disk: Disk, directory: Path, spare_bytes: int = SPARE_BYTES) -> None:
+        """`spare_bytes`: bytes to leave free on the disk."""
         self._disk = disk
-        self._room_bytes = room_bytes
+        self._spare_bytes = spare_bytes
         self._directory = directory
         self._plan = b""
         self._waiting: list[SnapshotPart] = []
-        self._whole: set[SnapshotPart] = set()
+        self._verified: set[SnapshotPart] = set()
         """Parts that were read here and verified."""
 
-    def planned(self) -> tuple[SnapshotPart, ...]:
+    def planned_parts(self) -> tuple[SnapshotPart, ...]:
         """Return the parts of the snapshot that an earlier process began to receive."""
-        said = _read(self._disk, self._directory / _PLAN)
-        return said[0].parts if said is not None else ()
+        plan = _read_plan(self._disk, self._directory / _PLAN)
+        return plan[0].parts if plan is not None else ()
 
-    def look(self, part: SnapshotPart) -> None:
+    def check_part(self, part: SnapshotPart) -> None:
         """Verify a planned part that may be complete. A crash may have lost bytes of it.
 
         Reads the part. `begin` would read it, too, but the offering node waits for `begin`.
         """
         if self._is_whole(part):
-            self._whole.add(part)
+            self._verified.add(part)
 
-    def begin(self, snapshot: Snapshot, under: OfferedUnder) -> None:
+    def begin(self, snapshot: Snapshot, under: OfferLeadership) -> None:
         """Begin to receive a snapshot. Keep the present parts of it.
 
         Raises:
-            SnapshotRoomError: the disk has too little room.
+            SnapshotSpaceError: the disk has too little free space.
         """
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
             disk.make_dir(directory / name)
-        before = _read(disk, directory / _PLAN)
-        kept = {*before[0].parts} & {*snapshot.parts} if before is not None else set[SnapshotPart]()
-        places = {directory / part.path for part in kept}
+        before = _read_plan(disk, directory / _PLAN)
+        common = (
+            {*before[0].parts} & {*snapshot.parts} if before is not None else set[SnapshotPart]()
+        )
+        places = {directory / part.path for part in common}
         for path in files(disk, directory):
             if path not in places and path.name != _PLAN:
                 disk.remove(path)
         self._plan = _encode(snapshot, under)
         disk.write_atomic(directory / _PLAN, self._plan)
-        self._whole = {part for part in kept if part in self._whole or self._is_whole(part)}
-        self._waiting = [part for part in snapshot.parts if part not in self._whole]
+        self._verified = {part for part in common if part in self._verified or self._is_whole(part)}
+        self._waiting = [part for part in snapshot.parts if part not in self._verified]
         missing = sum(part.size - self._size(part) for part in self._waiting)
-        free, needed = disk.free_bytes(directory), missing + self._room_bytes
+        free, needed = disk.free_bytes(directory), missing + self._spare_bytes
         if missing and needed > free:
-            raise SnapshotRoomError(free_bytes=free, needed_bytes=needed)
+            raise SnapshotSpaceError(free_bytes=free, needed_bytes=needed)
 
-    def wanted(self) -> tuple[SnapshotPart, int] | None:
+    def next_missing(self) -> tuple[SnapshotPart, int] | None:
         """Return the part to fetch and the first missing byte; None: all parts are here."""
         if not self._waiting:
             return None
@@ -123,7 +125,7 @@ class Incoming:
         Returns:
             False: the part is complete and its checksum is wrong. It begins again.
         """
-        assert (part, offset) == self.wanted(), (part, offset, self.wanted())
+        assert (part, offset) == self.next_missing(), (part, offset, self.next_missing())
         assert 0 < len(data) <= part.size - offset, (part, offset, len(data))
         path = self._directory / part.path
         file = self._disk.open_append(path)
@@ -136,7 +138,7 @@ class Incoming:
         if offset + len(data) == part.size:
             if not self._is_whole(part):
                 return False
-            self._whole.add(self._waiting.pop(0))
+            self._verified.add(self._waiting.pop(0))
         return True
 
     def _is_whole(self, part: SnapshotPart) -> bool:
@@ -154,19 +156,19 @@ class Incoming:
 
     def forget(self) -> None:
         """Remove all parts. The next snapshot begins from nothing."""
-        self._whole.clear()
+        self._verified.clear()
         remove_files(self._disk, self._directory)
 
     def finish(self) -> None:
         """Order the install at the next start. All parts are here and verified."""
-        assert self.wanted() is None, self.wanted()
+        assert self.next_missing() is None, self.next_missing()
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
             disk.sync_dir(directory / name)
         disk.write_atomic(directory / _READY, self._plan)
 
 
-def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
+def snapshot_to_install(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferLeadership] | None:
     """Return the snapshot that must be installed first; None: no install was ordered.
 
     Raises:
@@ -178,7 +180,7 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
     version = _version(disk.read(incoming / _READY))
     if version not in (None, VERSION):
         raise UnknownVersionError(incoming / _READY, version, VERSION)
-    found = _read(disk, incoming / _READY)
+    found = _read_plan(disk, incoming / _READY)
     if found is None:
         raise CorruptFileError(incoming / _READY, 0, "the install order is damaged")
     return found
@@ -187,7 +189,7 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
 def install(
     disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path, keep_log: bool
 ) -> None:
-    """Replace the state by the snapshot that is `ready`, durably. Remove the note of damage.
+    """Replace the state by `snapshot_to_install`, durably. Remove the note of damage.
 
     Repeats the install from the beginning after a crash or an error. `keep_log`: the log has the
     snapshot's entry and stays. Otherwise it begins again after that entry.
@@ -196,14 +198,14 @@ def install(
         CorruptFileError, DiskFailedError: the caller must repeat it.
     """
     disk.sync_dir(incoming)  # a crash may have come before the name `ready` was durable
-    found = ready(disk, incoming)
+    found = snapshot_to_install(disk, incoming)
     assert found is not None, incoming
     snapshot, _ = found
     for name in ("", *manifest.DIRECTORIES):
         disk.make_dir(state / name)
     remove_files(disk, state)
     if not keep_log:
-        begin_anew(disk, log, snapshot.index, snapshot.epoch)
+        replace_by_empty(disk, log, snapshot.index, snapshot.epoch)
     for part in snapshot.parts:
         disk.link(incoming / part.path, state / part.path)
     if disk.exists(damaged):
@@ -226,13 +228,13 @@ def drop_leftovers(disk: Disk, incoming: Path) -> None:
         remove_files(disk, incoming)
 
 
-def _encode(snapshot: Snapshot, under: OfferedUnder) -> bytes:
+def _encode(snapshot: Snapshot, under: OfferLeadership) -> bytes:
     fields = [snapshot.index, snapshot.epoch, snapshot.voters, snapshot.parts, under]
     body: bytes = msgpack.packb([VERSION, *fields])
     return body + isal_zlib.crc32(body).to_bytes(4, "little")
 
 
-def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
+def _read_plan(disk: Disk, path: Path) -> tuple[Snapshot, OfferLeadership] | None:
     """Return the content of a plan; None: it is absent, damaged or of another version."""
     try:
         data = disk.read(path) if disk.exists(path) else b""
@@ -248,7 +250,7 @@ def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
         voters=tuple(ReplicaId(voter) for voter in voters),
         parts=tuple(SnapshotPart(*part) for part in parts),
     )
-    return snapshot, OfferedUnder(*under)
+    return snapshot, OfferLeadership(*under)
 
 
 def _version(data: bytes) -> int | None:

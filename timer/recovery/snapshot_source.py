@@ -14,14 +14,14 @@ from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 from timer.recovery import manifest
 from timer.recovery.snapshot import Snapshot, SnapshotPart, crc32_of, remove_files
 
-TAKE_TRIES: Final = 20
+PIN_TRIES: Final = 20
 """Attempts to pin. One fails if a newer manifest is written meanwhile, once in some seconds."""
 
 PINNED_MS: Final = 60_000
 """Time since the last read after which a snapshot is unpinned, and the log after it is freed."""
 
 
-def take(disk: Disk, state: Path, into: Path) -> Snapshot:
+def pin(disk: Disk, state: Path, into: Path) -> Snapshot:
     """Pin the newest manifest and the files that it names under `into`. Return the snapshot.
 
     Reads the files for which the manifest has no checksum. May run beside flushes.
@@ -33,10 +33,10 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
     if not disk.exists(state / manifest.NAME):
         raise NotReadyError("the node has not written its first manifest yet; retry later")
     missing = ""
-    for _ in range(TAKE_TRIES):
+    for _ in range(PIN_TRIES):
         remove_files(disk, into)
         try:
-            return _take(disk, state, into)
+            return _try_pin(disk, state, into)
         except FileNotFoundError as gone:
             missing = gone.filename  # as a rule after a newer manifest, which does not name it
         except CorruptFileError as found:
@@ -48,17 +48,17 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
     raise NotReadyError(f"{missing} is missing: {why}")
 
 
-def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
+def _try_pin(disk: Disk, state: Path, into: Path) -> Snapshot:
     for name in ("", *manifest.DIRECTORIES):
         disk.make_dir(into / name)
     # The manifest first: the pinned one is then read.
     disk.link(state / manifest.NAME, into / manifest.NAME)
-    said = manifest.read(disk, into)
-    assert said is not None, into
-    named = [(manifest.NAME, 0, None), *manifest.files(said)]
+    body = manifest.read(disk, into)
+    assert body is not None, into
+    named = [(manifest.NAME, 0, None), *manifest.files(body)]
     for path, _, _ in named[1:]:
         disk.link(state / path, into / path)
-    manifest.check_spills(said, disk, into)
+    manifest.check_spills(body, disk, into)
     parts: list[SnapshotPart] = []
     for path, needed, crc32 in named:
         size = disk.size(into / path)
@@ -69,9 +69,9 @@ def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
             SnapshotPart(path, size, crc32_of(disk, into / path) if crc32 is None else crc32)
         )
     return Snapshot(
-        index=LogIndex(said["index"]),
-        epoch=Epoch(said["epoch"]),
-        voters=tuple(ReplicaId(voter) for voter in said["voters"]),
+        index=LogIndex(body["index"]),
+        epoch=Epoch(body["epoch"]),
+        voters=tuple(ReplicaId(voter) for voter in body["voters"]),
         parts=tuple(parts),
     )
 
@@ -102,13 +102,13 @@ class OfferedSnapshot:
         A read keeps it pinned, an offer does not: a receiver without room would retry for ever.
 
         Raises:
-            NotReadyError: see `take`.
-            CorruptFileError: see `take`; or `check` has found a part damaged.
+            NotReadyError: see `pin`.
+            CorruptFileError: see `pin`; or `check` has found a part damaged.
         """
         if self.pinned is None or self.pinned.index <= known:
             self.pinned = None
             try:
-                self.pinned = take(self._disk, self._state, self._directory)
+                self.pinned = pin(self._disk, self._state, self._directory)
             except Exception:
                 remove_files(self._disk, self._directory)  # the links would keep files on the disk
                 raise
@@ -120,7 +120,7 @@ class OfferedSnapshot:
 
     def read(self, part: SnapshotPart, offset: int, size: int) -> bytes | None:
         """Return bytes [offset, offset + size) of a part; None if it is not pinned any more."""
-        if not self.holds(part):
+        if not self.has_part(part):
             return None
         self._used = True
         try:
@@ -129,7 +129,7 @@ class OfferedSnapshot:
             self.pinned = None
             return None
 
-    def holds(self, part: SnapshotPart) -> bool:
+    def has_part(self, part: SnapshotPart) -> bool:
         """Return whether a part is pinned and can be sent. For any thread."""
         pinned = self.pinned
         return pinned is not None and part in pinned.parts and part not in self._damaged

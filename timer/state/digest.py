@@ -52,7 +52,13 @@ def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
         *(counts.scheduled, counts.fired, counts.cancelled, counts.dropped),
     ]
     if release is not None:
-        words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
+        words += (
+            release.catch_up,
+            release.until_ms,
+            release.seq_end,
+            release.last,
+            release.is_waiting,
+        )
     if topic.creator:
         words.append(topic.creator)
     groups = topic.groups
@@ -61,14 +67,21 @@ def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
 
 
 def _kept_hash(group: Group) -> int:
-    if group.hashed is None:
-        group.hashed = _group_hash(group)
-    return group.hashed
+    if group.digest_part is None:
+        group.digest_part = _group_hash(group)
+    return group.digest_part
 
 
 def _group_hash(group: Group) -> int:
     words = (
-        *(group.group_id, group.name, group.cursor, group.reserved, group.marks, group.since),
+        *(
+            group.group_id,
+            group.name,
+            group.cursor,
+            group.reserved,
+            group.delivered_ends,
+            group.since_epoch,
+        ),
         *(group.delivered_to, group.ack_sum, group.acked_count, group.ended_sum),
         *(group.recalled_sum, group.later_sum, group.expired, group.expired_to, group.moved_sum),
         _words_of(group.settings),

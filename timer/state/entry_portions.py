@@ -19,7 +19,7 @@ from timer.entries.series_payloads import count_occurrences
 from timer.model.columns import rows_of
 from timer.model.feature_level import is_supported
 from timer.model.timer_errors import UnsupportedLevelError
-from timer.pending.memory.memtable import ROOM_ROWS
+from timer.pending.memory.memtable import SPARE_ROWS
 from timer.ready.topic import Topic
 from timer.state.dirty_topics import portions
 from timer.state.pauses import Pauses
@@ -47,8 +47,8 @@ class Portions:
         if self._left is None:
             assert entry.index == self._state.applied_index + 1, entry.index
             memtable, rows = self._state.store.memtable, self._rows(entry)
-            if memtable.lacks_room(rows):
-                self._left = chain(memtable.make_room(rows), self._portions(entry))
+            if memtable.needs_memory(rows):
+                self._left = chain(memtable.prepare_memory(rows), self._portions(entry))
             elif entry.kind in KINDS:
                 self._left = self._portions(entry)
             else:
@@ -70,8 +70,8 @@ class Portions:
                 return rows_of(entry.payload)
             case EntryKind.OCCURRENCES:
                 return count_occurrences(entry.payload)
-            case EntryKind.FIRE if self._state.store.memtable.holds:
-                return ROOM_ROWS
+            case EntryKind.FIRE if self._state.store.memtable.has_held:
+                return SPARE_ROWS
             case _:
                 return 0
 
@@ -98,7 +98,7 @@ class Portions:
         if scope.topic and scope.topic not in state.topics:
             return
         before = state.policies.of(scope)
-        state.policies = state.policies.changed(scope, policy)
+        state.policies = state.policies.with_policy(scope, policy)
         yield from self._pauses.policy_changed(scope, entry.time_ms)
         if before.retention_ms != policy.retention_ms:
             topics = [scope.topic] if scope.topic else [*state.topics]

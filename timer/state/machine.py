@@ -171,7 +171,7 @@ class Machine(State):
         keep = np.zeros(len(rows), np.bool_)
         # A topic id that was never issued counts as deleted.
         gone = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
-        gone |= self.store.gone.of(rows["topic"])
+        gone |= self.store.deleted_topics.of(rows["topic"])
         any_gone = bool(gone.any())
         start, first_seq = 0, self.next_seq
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
@@ -249,7 +249,7 @@ class Machine(State):
             answer.verdicts = decision.verdicts.part(start, stop)
             start = stop
         if len(decision.ended):
-            self.store.end(decision.ended)
+            self.store.cancel_rows(decision.ended)
             self.ledger.cancel(decision.ended)
         if decision.undone.any():
             self.ledger.schedule(rows[decision.undone], pending=False)
@@ -330,7 +330,7 @@ class Machine(State):
         moved = whole.rows["seq"] > 0
         rows = whole.rows[moved]
         self.series.moved(targets.seq[moved], timers.due_ms[moved], timers.seq[moved])
-        self.store.end(rows)
+        self.store.cancel_rows(rows)
         self.ledger.cancel(rows)
         results = self.judge(targets)
         results[left] = LEFT
@@ -412,12 +412,12 @@ class Machine(State):
         if self._queue_ends.pop(topic.name, None) is not None:
             self._moved_ends[topic.name] = None
         queue, dropped = topic.queue, self.ledger.drop_topic(topic)
-        groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
+        groups = [(group.name, group.unacked_count(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
         self.store.drop_topic(op.topic, dropped, topic.held)
         self.pauses.gone(topic)
         self.topic_deleted_in = self.applied_epoch
-        self.policies = self.policies.changed(Scope("", op.topic), ScopePolicy())
+        self.policies = self.policies.with_policy(Scope("", op.topic), ScopePolicy())
         topic.close()
         return applied
 
@@ -561,7 +561,7 @@ class Machine(State):
                 settings=create.settings,
                 cursor=cursor,
                 reserved=cursor,
-                since=topic.deleted_in,
+                since_epoch=topic.deleted_in,
                 creator=create.creator,
             )
             topic.add(group)

@@ -48,9 +48,9 @@ from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position, concat
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
-from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.deleted_topics import NONE_DELETED, DeletedTopics
 from timer.pending.memory.held_rows import BEGIN
-from timer.pending.runs.held_scan import Only, Portion
+from timer.pending.runs.held_scan import Portion, SweepTopics
 from timer.ready.topic import Topic, TopicRelease
 from timer.ready.topic_shares import TopicRows
 from timer.state.dirty_topics import portions
@@ -87,7 +87,7 @@ class Pauses:
         """Turns (time of the resume, topic) of releasing topics that wait for a sweep to begin."""
         self._waiting = SortedSet()
         """The same turns, in order."""
-        self._only = Only(frozenset(), NONE)
+        self._only = SweepTopics(frozenset(), NONE_DELETED)
         """The topic filter of the last portion."""
         self._next_id = TopicId(0)
 
@@ -96,11 +96,11 @@ class Pauses:
     def made(self, topics: Iterable[Topic]) -> None:
         """Note topics that were created, or put back from a manifest."""
         policies = self._state.policies
-        pauses = policies.pauses
+        pauses = policies.has_pauses
         for topic in topics:
             if pauses:
-                topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
-            if topic.holding:
+                topic.paused, _ = policies.pause_of(namespace_of(topic.name), topic.topic_id)
+            if topic.is_holding:
                 self._note(topic)
 
     def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Pauses:
         state, namespace = self._state, namespace_of(topic.name)
         if scope.namespace not in ("", namespace):
             return
-        paused, catch_up = state.policies.firing(namespace, topic.topic_id)
+        paused, catch_up = state.policies.pause_of(namespace, topic.topic_id)
         if paused == topic.paused:
             return
         state.changing(topic.topic_id)
@@ -126,7 +126,7 @@ class Pauses:
         if not paused and (topic.held or catch_up != CATCH_UP_ALL):
             until_ms = max(now_ms, state.last_read_time_ms)
             waits = topic.held > 0
-            topic.release = TopicRelease(catch_up, until_ms, state.next_seq, waits=waits)
+            topic.release = TopicRelease(catch_up, until_ms, state.next_seq, is_waiting=waits)
         self._note(topic)
 
     def gone(self, topic: Topic) -> None:
@@ -138,10 +138,10 @@ class Pauses:
     def _note(self, topic: Topic) -> None:
         topic_id, release = topic.topic_id, topic.release
         self._forget(topic_id)
-        if topic.holding:
+        if topic.is_holding:
             self._holding.add(topic_id)
             self._holding_ids = None
-        if release is not None and release.waits:
+        if release is not None and release.is_waiting:
             self._turns[topic_id] = turn = release.until_ms, topic_id
             self._waiting.add(turn)
         elif release is not None:
@@ -173,7 +173,7 @@ class Pauses:
             for _, topic_id in some:
                 topic = self._state.changing(topic_id)
                 assert topic.release is not None
-                topic.release.waits = False
+                topic.release.is_waiting = False
                 self._note(topic)
             yield
 
@@ -202,13 +202,13 @@ class Pauses:
         return self._portion(self.portion, FIRE_BYTES_MAX, FIRE_TOPICS_MAX)
 
     def _portion(self, rows_max: int, bytes_max: int, topics_max: int) -> Portion:
-        only: Only | None = None
+        only: SweepTopics | None = None
         if self._apart:
             topics = frozenset(self._swept_for)
             next_id = self._state.next_topic_id
             if topics != self._only.topics or next_id != self._next_id:
                 self._only, self._next_id = (
-                    Only(topics, DeletedTopics.all_but(topics, next_id)),
+                    SweepTopics(topics, DeletedTopics.all_but(topics, next_id)),
                     next_id,
                 )
             only = self._only
@@ -237,7 +237,7 @@ class Pauses:
         for some in together:
             gone += self._release(some, part.bufs, fired, dropped)
         if gone:
-            state.store.end(concat(gone))
+            state.store.cancel_rows(concat(gone))
         if len(part.rows):
             last = part.rows[-1]
             self._state.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
@@ -334,7 +334,7 @@ class Pauses:
         while len(seq):
             whole, left = self._state.store.read(due_ms, seq, FIRE_BYTES_MAX)
             if len(rows := whole.rows[whole.rows["seq"] > 0]):
-                self._state.store.end(rows)
+                self._state.store.cancel_rows(rows)
                 self._fire([rows], {0: whole.blob}, fired)
             due_ms, seq = due_ms[left], seq[left]
 

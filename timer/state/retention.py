@@ -51,7 +51,7 @@ class Retention:
 
     def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
         topic = topics.get(topic_id)
-        self._plan(topic_id, None if topic is None else topic.forgets_at_ms)
+        self._plan(topic_id, None if topic is None else topic.next_forget_ms)
 
     def _plan(self, topic_id: TopicId, at_ms: UnixMs | None) -> None:
         planned = self._at_ms.get(topic_id)

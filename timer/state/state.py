@@ -106,6 +106,6 @@ class State:
     def retain(self, topics: Iterable[TopicId], now_ms: UnixMs) -> None:
         """Set the retention of topics, those that exist, by the policies."""
         for topic in filter(None, map(self.topics.get, topics)):
-            said = self.policies.said("retention_ms", topic.name, topic.topic_id)
-            topic.retain(said, now_ms)
+            said = self.policies.value_of("retention_ms", topic.name, topic.topic_id)
+            topic.set_retention(said, now_ms)
             self.changes.note(topic.topic_id)

@@ -107,7 +107,7 @@ class Names:
 class Naming:
     """Follows the creations and deletions in a log, as timer/state/machine.py numbers them."""
 
-    def __init__(self, state: manifest.State | None) -> None:
+    def __init__(self, state: manifest.ManifestBody | None) -> None:
         """`state`: the manifest from which names are known. None: the log begins with entry 1."""
         self.names = Names()
         self._begin = 0 if state is None else int(state["index"])
@@ -228,7 +228,7 @@ def _span(lives: list[list[Segment]]) -> tuple[float, int]:
     return parts[0].first, -last
 
 
-def _seqs(state: manifest.State | None) -> Seqs:
+def _seqs(state: manifest.ManifestBody | None) -> Seqs:
     if state is None:
         return Seqs(None, {}, 0)
     marks = [SeqMark(LogIndex(at), Seq(seq), refused) for at, seq, refused in state["trace"][0]]

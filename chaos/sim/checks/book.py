@@ -373,7 +373,7 @@ class PromiseBook:
         machine = app.engine.machine
         for topic in machine.topics.values():
             for block in topic.queue.blocks:
-                machine.pages.want(block)
+                machine.pages.request(block)
         while (fetch := app.engine.begin_fetch()) is not None:
             fetch.read()
             app.engine.end_fetch(fetch)

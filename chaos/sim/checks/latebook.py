@@ -138,7 +138,7 @@ def _waits(app: "EngineApp") -> list[tuple[str, int]]:
     engine, found = app.engine, list[tuple[str, int]]()
     if not engine.flush_fits:
         return found
-    if engine.behind:
+    if engine.is_behind:
         found.append(("fold", app.applied_index))
     elif app.node.core.serving and engine.leader is None:
         found.append(("promotion", app.node.core.epoch))

@@ -31,7 +31,7 @@ def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
             _within(entry, "topics", len(fired), TOPICS_MAX)
             sources = TABLE_SOURCES + len(store.runs)
             if asks:
-                _within(entry, "dead rows", store.passed, DEAD_MAX + CHUNK * sources)
+                _within(entry, "dead rows", store.dead_rows_passed, DEAD_MAX + CHUNK * sources)
         case GroupApplied(ops):
             _within(entry, "ops", len(ops), GROUP_OFFSETS_MAX // OP_WEIGHT)
         case ScheduleApplied(topics=topics):

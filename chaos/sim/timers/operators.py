@@ -231,8 +231,8 @@ def _redrive_youngest(leader: Leader, group: Group) -> None:
     """Redrive the youngest letter by its offset, if it is free and in memory."""
     queue = leader.machine.topics[group.topic].queue
     last = np.array([queue.end - 1]).astype(np.uint64)
-    free = group.unacked(queue.end) and leader.groups.states(group, last).free[0]
-    if free and not group.is_acked(last)[0] and queue.at_hand(last):
+    free = group.unacked_count(queue.end) and leader.groups.states(group, last).free[0]
+    if free and not group.is_acked(last)[0] and queue.count_in_memory(last):
         with suppress(EngineError):
             leader.groups.redrive(group, last, unanswered)
 

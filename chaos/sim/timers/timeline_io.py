@@ -43,7 +43,7 @@ SLOW_FILES_US: Final = 8_000_000
 SLOW_FILES: Final = (ThreadWork.FLUSH, ThreadWork.MERGE, ThreadWork.READ_AHEAD)
 HEAL_US: Final = 5_000_000
 """Longest time from damage that a merge or reading ahead met to the repair."""
-INSTALLS: Final = ("end_flush", "install_merge", "end_ahead")
+INSTALLS: Final = ("end_flush", "install_merge", "end_read_ahead")
 """Names of the calls that bring new rows of files into use."""
 
 

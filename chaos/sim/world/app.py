@@ -93,7 +93,7 @@ class App:
         due = self.node.log.durable_index >= self._applied > self._saved
         if due:
             self._saved = self._applied
-            state: manifest.State = {"index": self._saved, "epoch": self._epoch}
+            state: manifest.ManifestBody = {"index": self._saved, "epoch": self._epoch}
             state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}
             state |= {"level": self.level}
             manifest.write(self.node.disk, STATE_PATH, state)

@@ -16,8 +16,8 @@ from chaos.sim.world.simdisk import INCOMING_PATH
 from replication.core.core_events import Role
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, NotReadyError
 from timer.model.units import LogIndex
-from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart
-from timer.recovery.snapshot_receiver import Incoming, SnapshotRoomError
+from timer.recovery.snapshot import OfferLeadership, Snapshot, SnapshotPart
+from timer.recovery.snapshot_receiver import IncomingSnapshot, SnapshotSpaceError
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
@@ -34,7 +34,7 @@ DRAIN_MS_MAX: Final = 3_000
 
 RETRY_US: Final = 50_000
 """Time between two requests for an offer, and the longest between two others."""
-Offer = tuple[Snapshot, OfferedUnder]
+Offer = tuple[Snapshot, OfferLeadership]
 
 
 # ---- the source
@@ -57,7 +57,7 @@ def offer(
         answer(None)
         return
     promise = core.promise
-    answer((snapshot, OfferedUnder(promise.epoch, promise.leader, promise.nonce)))
+    answer((snapshot, OfferLeadership(promise.epoch, promise.leader, promise.nonce)))
 
 
 def read(
@@ -77,7 +77,7 @@ class SimSnapshotFetch:
     def __init__(self, node: "SimNode") -> None:
         self._node = node
         self._life = node.life
-        self._incoming = Incoming(node.disk, INCOMING_PATH, room_bytes=0)
+        self._incoming = IncomingSnapshot(node.disk, INCOMING_PATH, spare_bytes=0)
         self._suspects: dict[SimNode, str] = {}
         """Node -> the part that arrived damaged from it."""
         self._source: SimNode | None = None
@@ -104,8 +104,8 @@ class SimSnapshotFetch:
 
     def _look(self) -> int:
         """Check the parts of an earlier process."""
-        for part in self._incoming.planned():
-            self._incoming.look(part)
+        for part in self._incoming.planned_parts():
+            self._incoming.check_part(part)
         return 0
 
     def _step(self) -> int | None:
@@ -124,7 +124,7 @@ class SimSnapshotFetch:
             return None
         if self._source is None:
             return self._open(world.rng.choice([each for each in world.nodes if each is not node]))
-        if incoming.wanted() is not None:
+        if incoming.next_missing() is not None:
             self._fetch(self._source)
             return world.rng.randrange(RETRY_US)
         try:
@@ -146,14 +146,14 @@ class SimSnapshotFetch:
         self._snapshot = found[0]
         try:
             self._incoming.begin(*found)
-        except SnapshotRoomError:
+        except SnapshotSpaceError:
             return RETRY_US
         self._source, self._tries = source, 0
         return 0
 
     def _fetch(self, source: "SimNode") -> None:
         """Ask for the next bytes of a part."""
-        wanted = self._incoming.wanted()
+        wanted = self._incoming.next_missing()
         assert wanted is not None
         data = self._ask(source, read, *wanted)
         self._tries = self._tries + 1 if data is None else 0

@@ -190,7 +190,7 @@ class SimNode:
         self._promise = PromiseFile.load(self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch)
         if self.log.tail_was_cut:
             self._promise.set_unsure(unsure=True)
-            self.log.cut_noted()
+            self.log.clear_tail_was_cut()
         self.in_doubt |= installed is not None or bool(self.damage)
         if self._promise.unsure and not self.in_doubt:
             raise Broken("doubt", f"node {self.replica} is unsure, but its machine stayed up")
@@ -212,7 +212,7 @@ class SimNode:
 
     def _kept_by_install(self) -> LogIndex:
         """Return the index that the log must reach after an install now. 0: no bound."""
-        found = snapshot_receiver.ready(self.disk, INCOMING_PATH)
+        found = snapshot_receiver.snapshot_to_install(self.disk, INCOMING_PATH)
         hurt = self.lied or any(LOG_PATH in (path, *path.parents) for path in self.damage)
         if found is None or hurt or ROOT in self.damage or not hasattr(self, "log"):
             return LogIndex(0)

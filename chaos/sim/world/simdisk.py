@@ -275,7 +275,7 @@ class SimDisk(Disk):
         temporary = path.with_name(path.name + ".tmp")
         file = _File()
         self._change({temporary: file})
-        with DiskRefusal(path).around("write"):
+        with DiskRefusal(path).guard("write"):
             self._write(file, 0, data)
             self._sync(file)
         self._change({temporary: "", path: file})
@@ -339,7 +339,7 @@ class SimDisk(Disk):
         if file.lied:
             file.forget()
         if file.seen:
-            with DiskRefusal(path).around("fdatasync"):
+            with DiskRefusal(path).guard("fdatasync"):
                 self._sync(file)
         return file
 
@@ -407,25 +407,25 @@ class _SimHandle:
 
     def write(self, buffers: Sequence[Bytes]) -> None:
         self._use()
-        with self._refusal.around("write"):
+        with self._refusal.guard("write"):
             for buffer in buffers:
                 self._disk._append(self._path, self._file, buffer)  # noqa: SLF001
 
     def truncate(self, size: int) -> None:
         self._use()
         assert 0 <= size <= self.size, (size, self.size)
-        with self._refusal.around("truncate"):
+        with self._refusal.guard("truncate"):
             self._file.truncate(size)
 
     def put(self, data: bytes) -> None:
         self._use()
         assert len(data) <= MARK_SIZE_MAX, len(data)
-        with self._refusal.around("write"):
+        with self._refusal.guard("write"):
             self._disk._write(self._file, 0, data)  # noqa: SLF001
 
     def sync(self) -> None:
         self._use()
-        with self._refusal.around("fdatasync"):
+        with self._refusal.guard("fdatasync"):
             self._disk._sync(self._file)  # noqa: SLF001
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Plant, Planting
 from timer.model.columns import RowArray
-from timer.pending.memory.deleted_topics import NONE
+from timer.pending.memory.deleted_topics import NONE_DELETED
 from timer.pending.memory.memtable import Memtable
 from timer.pending.runs.run_set import Runs
 from timer.pending.store import Store
@@ -19,32 +19,33 @@ from timer.state.machine import Machine
 
 _by_topic = Machine.by_topic
 _delete_topic = Machine._delete_topic
-_due = Store._due
+_due = Store._live_due_rows
 _drop_topic = Store.drop_topic
 _find = Runs.find
 
 
 def _of_those_there(self: Machine, rows: RowArray, *, sums: bool) -> list[tuple[Topic, TopicRows]]:
     """Leave out rows of deleted topics when rows are grouped by topic."""
-    return _by_topic(self, rows[~self.store.gone.of(rows["topic"])], sums=sums)
+    return _by_topic(self, rows[~self.store.deleted_topics.of(rows["topic"])], sums=sums)
 
 
 def _all_that_is_due(self: Store, *args: Any) -> Any:
     """Count rows of deleted topics towards the limit of a FIRE."""
-    gone, self.gone = self.gone, NONE
+    deleted = self.deleted_topics
+    self.restore_deleted_topics(NONE_DELETED)
     try:
         return _due(self, *args)
     finally:
-        self.gone = gone
+        self.restore_deleted_topics(deleted)
 
 
 def _any_in_runs(self: Runs, *args: Any) -> Any:
     """Find rows in runs even if their topic is deleted."""
-    gone, self.gone = self.gone, NONE
+    deleted, self.deleted_topics = self.deleted_topics, NONE_DELETED
     try:
         return _find(self, *args)
     finally:
-        self.gone = gone
+        self.deleted_topics = deleted
 
 
 def _still_pending(self: Store, topic: Any, pending: int, held: int) -> None:
@@ -90,7 +91,9 @@ MUTATIONS: Final = (
         {"conservation", "digest"},
         40,
         "a topic that is deleted while its timers lie in runs, and their due time",
-        _patches((Store, "_due", _all_that_is_due), (Machine, "by_topic", _of_those_there)),
+        _patches(
+            (Store, "_live_due_rows", _all_that_is_due), (Machine, "by_topic", _of_those_there)
+        ),
         manifest_every=20,
         proposals_per_s=16,
     ),

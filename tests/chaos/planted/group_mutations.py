@@ -32,10 +32,12 @@ _look = KeyOrder._look
 
 def _look_past_delays(self: KeyOrder, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
     """Deliver messages although an earlier one of their key waits for the delay of its nack."""
-    at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
+    at_once = mock.patch.object(
+        Group, "not_before_ms", lambda _, each: np.zeros(len(each), np.int64)
+    )
     with at_once:
         found = _look(self, clock_ms, queue, size)
-    times = self._group.not_before(found.offsets)
+    times = self._group.not_before_ms(found.offsets)
     early = times > clock_ms
     self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
     return found._replace(offsets=found.offsets[~early], owner=found.owner[~early])
@@ -58,7 +60,7 @@ _restart = Group.restart
 def _restart_unmarked(self: Group, *args: Any) -> None:
     """Forget at a seek which messages were delivered before."""
     _restart(self, *args)
-    self.marks = []
+    self.delivered_ends = []
 
 
 _seek = Machine._seek

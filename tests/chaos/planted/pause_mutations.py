@@ -13,8 +13,8 @@ from timer.model.columns import RowArray
 from timer.model.firing_order import after
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import Seq
-from timer.pending.memory.held_rows import ASIDE
-from timer.pending.memory.memtable import Left, Memtable
+from timer.pending.memory.held_rows import HELD_OFFSET_MS
+from timer.pending.memory.memtable import Memtable, RowsToFlush
 from timer.pending.store import Store
 from timer.ready.topic import Topic
 from timer.state.apply_results import CancelApplied
@@ -39,22 +39,22 @@ def _cancel_but_held(self: Machine, entry: Entry) -> CancelApplied:
         return _cancel(self, entry)
 
 
-_left = Memtable.left
+_left = Memtable.rows_to_flush
 
 
-def _left_but_held(self: Memtable) -> Left:
+def _left_but_held(self: Memtable) -> RowsToFlush:
     """Leave held timers out of a flush."""
     left = _left(self)
-    left._alive &= left._due_ms < ASIDE
+    left._alive &= left._due_ms < HELD_OFFSET_MS
     return left
 
 
-_end = Store.end
+_end = Store.cancel_rows
 
 
 def _end_in_memory(self: Store, rows: RowArray) -> None:
     """Write no tombstones for timers that lie in runs."""
-    with mock.patch.object(Store, "_bury"):
+    with mock.patch.object(Store, "_add_tombstones"):
         _end(self, rows)
 
 
@@ -95,7 +95,7 @@ MUTATIONS: Final = (
         {"list", "held", "digest", "twice", "conservation"},
         20,
         "a flush while a topic is paused",
-        patch(Memtable, "left", _left_but_held),
+        patch(Memtable, "rows_to_flush", _left_but_held),
         manifest_every=20,
     ),
     _mutation(
@@ -104,7 +104,7 @@ MUTATIONS: Final = (
         {"list", "held", "digest", "twice", "conservation", "drop", "dropped"},
         20,
         "a resume after a flush",
-        patch(Store, "end", _end_in_memory),
+        patch(Store, "cancel_rows", _end_in_memory),
         manifest_every=20,
     ),
     _mutation(

@@ -21,7 +21,7 @@ from timer.recovery import snapshot_receiver
 DAMAGE: Final[dict[str, Any]] = {"faults": ("flip", "shorten", "power", "isolate"), "mischief": ()}
 
 
-_begin_anew = timer_log.begin_anew
+_begin_anew = timer_log.replace_by_empty
 
 
 def _one_too_early(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
@@ -63,7 +63,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "digest", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        patch(snapshot_receiver, "begin_anew", _one_too_early),
+        patch(snapshot_receiver, "replace_by_empty", _one_too_early),
         aim=DAMAGE,
     ),
     Mutation(
@@ -72,7 +72,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        patch(snapshot_receiver, "begin_anew", _keep_the_log),
+        patch(snapshot_receiver, "replace_by_empty", _keep_the_log),
         aim=DAMAGE,
     ),
     Mutation(
@@ -81,7 +81,7 @@ MUTATIONS: Final = (
         frozenset({"storage"}),
         30,
         "a damaged replica",
-        patch(snapshot_install, "holds", lambda *_: False),
+        patch(snapshot_install, "has_entry", lambda *_: False),
         aim=DAMAGE,
     ),
     Mutation(

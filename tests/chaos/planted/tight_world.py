@@ -13,7 +13,7 @@ from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import SimNode
 from chaos.sim.world.simdisk import STATE_PATH
 from timer.files.disk import is_full
-from timer.files.disk_reserve import Rooms
+from timer.files.disk_reserve import VoterDisks
 from timer.leader.leader import Leader
 from timer.model.timer_errors import DiskFailedError
 from timer.model.units import ReplicaId
@@ -33,11 +33,11 @@ class TightApp(EngineApp):
 
     def __init__(self, node: SimNode, town: Town) -> None:
         super().__init__(node, town)
-        self._rooms: tuple[Leader, Rooms] | None = None
+        self._rooms: tuple[Leader, VoterDisks] | None = None
         node.later(0, self._look_at_room)
 
     def _look_at_room(self) -> None:
-        node, before = self.node, self.engine.room
+        node, before = self.node, self.engine.disk_space
         node.later(LOOK_US, self._look_at_room)
         room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
         self.plane.use_disk_space(room)
@@ -45,9 +45,9 @@ class TightApp(EngineApp):
         if leader is None:
             return
         if self._rooms is None or self._rooms[0] is not leader:
-            self._rooms = leader, Rooms(node.replica, now_ms)
+            self._rooms = leader, VoterDisks(node.replica, now_ms)
         rooms = self._rooms[1]
-        rooms.heard(node.replica, str(node.replica), room, now_ms)
+        rooms.store_report(node.replica, str(node.replica), room, now_ms)
         for other in node.world.nodes:
             if other is not node and other.alive:
                 link, back = (node.replica, other.replica), (other.replica, node.replica)
@@ -56,16 +56,16 @@ class TightApp(EngineApp):
         leader.full = rooms.refusal(node.core.voters, now_ms)
 
 
-def _tell_room(node: SimNode, rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
+def _tell_room(node: SimNode, rooms: VoterDisks, back: tuple[ReplicaId, ReplicaId]) -> None:
     """Report the room on this node's disk to the leader."""
     app = node.app
     assert isinstance(app, EngineApp)
-    room, world = app.engine.room, node.world
+    room, world = app.engine.disk_space, node.world
 
     def heard() -> None:
         asker = next(each for each in world.nodes if each.replica == back[1])
         if asker.alive:
-            rooms.heard(node.replica, str(node.replica), room, asker.mono_ms())
+            rooms.store_report(node.replica, str(node.replica), room, asker.mono_ms())
 
     if not world.network.loses(back):
         world.timeline.after(LINK_US, heard)

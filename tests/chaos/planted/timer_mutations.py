@@ -14,7 +14,7 @@ from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from tests.chaos.planted.tight_world import TightWorld
 from timer.entries.payloads import Fire, GroupOp, Op
-from timer.files.disk_reserve import Rooms
+from timer.files.disk_reserve import VoterDisks
 from timer.leader import change_lines, leader
 from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.groups.group_leases import ACCEPT
@@ -24,7 +24,7 @@ from timer.leader.leader import Leader
 from timer.model.columns import I64, U32, U64, OnConflict, RowArray
 from timer.model.firing_order import START, Position, annihilate
 from timer.model.units import DUE_MS_MAX, Now, UnixMs
-from timer.pending.memory.memtable import Left, Memtable, Peek
+from timer.pending.memory.memtable import Memtable, Peek, RowsToFlush
 from timer.pending.runs import merge, row_reader
 from timer.pending.runs.read_window import ReadWindow
 from timer.pending.runs.run import is_tombstone
@@ -176,7 +176,7 @@ def _fire_by_its_own_clock() -> Iterator[None]:
 # ---- restarts
 
 
-def _no_graves(self: Left) -> Any:
+def _no_graves(self: RowsToFlush) -> Any:
     return np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
 
 
@@ -359,14 +359,14 @@ def _no_mark(self: Group, queue_end: Any) -> bool:
 # ---- room
 
 
-def _takes_everything(self: Rooms, voters: Any, now_ms: Any) -> None:
+def _takes_everything(self: VoterDisks, voters: Any, now_ms: Any) -> None:
     """Accept all requests, without regard to the room on disks."""
 
 
-_refusal = Rooms.refusal
+_refusal = VoterDisks.refusal
 
 
-def _own_disk_alone(self: Rooms, voters: Any, now_ms: Any) -> Any:
+def _own_disk_alone(self: VoterDisks, voters: Any, now_ms: Any) -> Any:
     """Check only the leader's own disk."""
     return _refusal(self, [self._me], now_ms)
 
@@ -422,7 +422,7 @@ MUTATIONS: Final = (
         {"key", "twice", "list", "conservation", "dropped"},
         20,
         f"{ANY_WORLD}: a key that is replaced",
-        patch(Store, "end", _end_nothing),
+        patch(Store, "cancel_rows", _end_nothing),
     ),
     _mutation(
         "reschedule_says_yes",
@@ -547,7 +547,7 @@ MUTATIONS: Final = (
         {"cancel", "digest", "conservation", "key", "list"},
         60,
         "a cancel of a flushed timer, then another flush and a restart",
-        patch(Left, "graves", property(_no_graves)),
+        patch(RowsToFlush, "tombstones", property(_no_graves)),
         **_RESTARTS,
     ),
     _mutation(
@@ -665,7 +665,7 @@ MUTATIONS: Final = (
         {"space"},
         10,
         "small disks",
-        patch(Rooms, "refusal", _takes_everything),
+        patch(VoterDisks, "refusal", _takes_everything),
     ),
     _tight(
         "own_disk_alone",
@@ -673,7 +673,7 @@ MUTATIONS: Final = (
         {"space"},
         20,
         "small disks, of the followers alone",
-        patch(Rooms, "refusal", _own_disk_alone),
+        patch(VoterDisks, "refusal", _own_disk_alone),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

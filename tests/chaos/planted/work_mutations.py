@@ -5,14 +5,14 @@ from typing import Any, Final
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.pending import store
-from timer.pending.fire_limits import within
+from timer.pending.fire_limits import count_fitting
 from timer.pending.store import Store
 
 
 def _of_any_topics(rows: Any, rows_max: int, bytes_max: int, topics_max: Any = None) -> int:
     """Limit a FIRE entry in rows and bytes, and not in topics."""
     del topics_max
-    return within(rows, rows_max, bytes_max)
+    return count_fitting(rows, rows_max, bytes_max)
 
 
 def _whatever_it_passes(self: Store, fire: Any) -> bool:
@@ -30,7 +30,7 @@ MUTATIONS: Final = (
         {"work"},
         5,
         f"{ANY_WORLD}: many topics with timers that are due at one instant",
-        patch(store, "within", _of_any_topics),
+        patch(store, "count_fitting", _of_any_topics),
     ),
     _mutation(
         "fire_passes_all_that_is_dead",
@@ -38,7 +38,7 @@ MUTATIONS: Final = (
         {"work"},
         20,
         "many flushed timers of one instant that were then cancelled or deleted",
-        patch(Store, "look", _whatever_it_passes),
+        patch(Store, "try_find_due", _whatever_it_passes),
         deletions=True,
         manifest_every=20,
         proposals_per_s=16,

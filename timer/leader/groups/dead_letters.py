@@ -96,7 +96,7 @@ def move_letters(  # noqa: PLR0913 -- the source of each header
     rows, bufs = _rows(queue, offsets)
     raw = timer_id.encode(rows["due_ms"], rows["seq"], salt)
     attempts = group.failures(offsets).tolist()
-    nacked = (group.not_before(offsets) > 0).tolist()
+    nacked = (group.not_before_ms(offsets) > 0).tolist()
 
     def marked(headers: dict[str, str], at: int) -> dict[str, str]:
         death = {

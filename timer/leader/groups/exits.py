@@ -83,7 +83,7 @@ class Exits:
 
     def mark_dying(self, offsets: U64) -> U64:
         """Mark messages that failed too often as DYING; return the others."""
-        dead = self._group.exhausted(offsets)
+        dead = self._group.are_exhausted(offsets)
         if dead.any():
             self._table.set(offsets[dead], DYING)
             if not self._dead:
@@ -138,9 +138,9 @@ class Exits:
             offsets = self._still_dying(self._dead.popleft())
             if not len(offsets):
                 continue
-            count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
+            count = min(queue.count_in_memory(offsets), DEAD_ROWS_MAX)
             if count:
-                count = queue.fitting(offsets[:count], DELIVERY_BYTES)
+                count = queue.count_fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
                 self._dead.appendleft(offsets[count:])
             taken = self.alive(offsets[:count], queue)

@@ -65,7 +65,7 @@ def expired_prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int
             return offset, block.due_ms_min
         if block.due_ms_max > outlived_ms:
             if block.page is None:
-                queue.pages.want(block)
+                queue.pages.request(block)
                 return offset, None
             due_ms = block.page.rows["due_ms"][max(0, offset - block.first) :]
             young = np.flatnonzero(due_ms > outlived_ms)
@@ -143,7 +143,7 @@ class Expiry:
 
         `applied` is called when that is over.
         """
-        committed_ms = self._machine.policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+        committed_ms = self._machine.policies.value_of("ttl_ms", topic.name, topic.topic_id) or 0
         if committed_ms and not 0 < self._ttl_ms(topic) <= committed_ms:
             self._undecided.add(topic.topic_id)
         return topic.topic_id in self._in_flight or topic.topic_id in self._undecided

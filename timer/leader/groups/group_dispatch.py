@@ -229,7 +229,7 @@ class GroupDispatch:
         for group, time_ms, done in seeks:
             try:
                 self._check_group(group)
-                offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
+                offset = self.machine.topics[group.topic].queue.offset_fired_from(time_ms)
                 if offset is None:
                     self._seeks.append((group, time_ms, done))
                 else:
@@ -637,7 +637,7 @@ class GroupDispatch:
             return dead_letters.sends_to(source, of_group, topic.name)
 
         moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, is_allowed)
-        if moves and offsets[-1] >= group.reach:  # an op takes no message beyond
+        if moves and offsets[-1] >= group.undelivered_from:  # an op takes no message beyond
             self._batch.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
         self._batch.asked += [PendingOp(move, done) for move in moves]
         return moves

@@ -402,7 +402,7 @@ class Leases:
     def _of_another_life(self, epoch: Epoch, lease_id: LeaseId) -> bool:
         """Return whether a lease may precede a seek, or be of a deleted group of that name."""
         mine = epoch == self.epoch and lease_id > self._born
-        return epoch <= self.group.since and not mine
+        return epoch <= self.group.since_epoch and not mine
 
     def _moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
         """Return whether a message up to `offset` became a dead letter since the lease."""

@@ -130,12 +130,12 @@ class KeyOrder:
     def _of(self, consumer: ConsumerStream, offsets: U64, queue: Queue) -> U64:
         """Return the first ones of open messages that may be delivered together now."""
         if len(offsets):
-            offsets = self._exits.alive(offsets[: queue.at_hand(offsets)], queue)
+            offsets = self._exits.alive(offsets[: queue.count_in_memory(offsets)], queue)
             # Messages behind the first expired one wait until that one is gone.
             first = self._exits.first_expired()
             offsets = offsets if first is None else offsets[offsets < first]
         if len(offsets):
-            offsets = offsets[: queue.fitting(offsets, consumer.bytes_max)]
+            offsets = offsets[: queue.count_fitting(offsets, consumer.bytes_max)]
         return offsets
 
     def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:
@@ -148,7 +148,7 @@ class KeyOrder:
         if group.settings.max_attempts:
             self._exits.mark_dying(offsets[self._table.of(offsets).free])
         states = self._table.of(offsets)
-        times = group.not_before(offsets)
+        times = group.not_before_ms(offsets)
         early = states.free & (times > clock_ms)
         self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
         free, held = states.free & ~early, states.leased
@@ -169,7 +169,7 @@ class KeyOrder:
         unknown = offsets[keys == 0]
         if not len(unknown):
             return keys
-        there = queue.at_hand(unknown)
+        there = queue.count_in_memory(unknown)
         if there:
             if self._keys.used > 2 * ORDER_WINDOW:  # acked ones may lie anywhere
                 self._keys.drop(self._group.is_acked)
@@ -194,7 +194,7 @@ class KeyOrder:
         """See Order. Covers the first unacked messages, also those that wait for their order."""
         offsets = self._group.first_unacked(queue_end, ORDER_WINDOW)
         free = offsets[self._table.of(offsets).free]
-        free = free[self._group.not_before(free) <= clock_ms]
+        free = free[self._group.not_before_ms(free) <= clock_ms]
         return int(free[0]) if len(free) else None
 
     # ---- return and recall

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.model.columns import U64
-from timer.ready.group_column import empty
+from timer.ready.group_column import empty_column
 
 _MARKS = np.dtype(np.uint64)
 _NOTHING = np.zeros(0, np.uint64)
@@ -18,7 +18,7 @@ class Marks:
     __slots__ = ("_base", "_column")
 
     def __init__(self, base: int) -> None:
-        self._base, self._column = base, empty(_MARKS)
+        self._base, self._column = base, empty_column(_MARKS)
 
     @property
     def nbytes(self) -> int:
@@ -28,12 +28,12 @@ class Marks:
     @property
     def used(self) -> int:
         """Return the number of offsets with a mark."""
-        return self._column.used
+        return self._column.value_count
 
     @property
     def wide(self) -> bool:
         """Whether the marks are far apart, so that the column is in chunks."""
-        return self._column.wide
+        return self._column.is_chunked
 
     def of(self, offsets: U64) -> U64:
         """Return the marks of offsets, (n, uint64)."""
@@ -64,11 +64,11 @@ class Marks:
 
     def forget_below(self, offset: int) -> U64:
         """Drop marks below `offset`, as `GroupColumn.drop_below` does; return them."""
-        if not self._column.used:
+        if not self._column.value_count:
             self._base = max(self._base, offset)
             return _NOTHING
         forgotten = self._column.drop_below(offset)
         self._base = self._column.base
-        if not self._column.used:
-            self._column = empty(_MARKS)
+        if not self._column.value_count:
+            self._column = empty_column(_MARKS)
         return forgotten

@@ -65,7 +65,7 @@ class SharedOrder:
         self._release(clock_ms)
         share = self._roster.share(consumer, self._ready(queue.end))
         limit = min(limit, share, self._roster.allowed(consumer))
-        if queue.prioritizes or self._shelf.count:
+        if queue.has_priorities or self._shelf.count:
             offsets = self._take_by_priority(clock_ms, queue, limit, consumer.bytes_max)
             if len(offsets):
                 self._roster.served(consumer)
@@ -74,11 +74,11 @@ class SharedOrder:
         offsets = self._take(clock_ms, queue.end, limit)
         if not len(offsets):
             return None
-        offsets = self._at_most(offsets, queue.at_hand(offsets))
+        offsets = self._at_most(offsets, queue.count_in_memory(offsets))
         offsets = self._exits.alive(offsets, queue)
         if not len(offsets):
             return None
-        offsets = self._at_most(offsets, queue.fitting(offsets, consumer.bytes_max))
+        offsets = self._at_most(offsets, queue.count_fitting(offsets, consumer.bytes_max))
         self._roster.served(consumer)
         return consumer, offsets
 
@@ -140,9 +140,9 @@ class SharedOrder:
         chosen = self._shelf.choose(limit)
         if len(self._free(clock_ms, chosen)) < len(chosen):
             return None
-        offsets = chosen[: queue.at_hand(chosen)] if len(chosen) else chosen
+        offsets = chosen[: queue.count_in_memory(chosen)] if len(chosen) else chosen
         if len(offsets):
-            offsets = offsets[: queue.fitting(offsets, bytes_max)]
+            offsets = offsets[: queue.count_fitting(offsets, bytes_max)]
             if len(self._exits.alive(offsets, queue)) < len(offsets):
                 return None
             self._shelf.take(offsets)
@@ -159,7 +159,7 @@ class SharedOrder:
             free = self._free(clock_ms, offsets)
             if self._exits.outlived_ms is None or not len(free):
                 return free
-            there = queue.at_hand(free)
+            there = queue.count_in_memory(free)
             return np.concatenate([self._exits.alive(free[:there], queue), free[there:]])
 
         self._shelf.keep(deliverable)
@@ -171,7 +171,7 @@ class SharedOrder:
             offsets = self._take(clock_ms, queue.end, most)
             if not len(offsets):
                 return True
-            offsets = self._at_most(offsets, queue.at_hand(offsets))
+            offsets = self._at_most(offsets, queue.count_in_memory(offsets))
             if not len(offsets):
                 return True
             self._shelf.put(offsets, queue.priorities(offsets))
@@ -189,8 +189,8 @@ class SharedOrder:
         free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]
         if group.settings.max_attempts:
             free = self._exits.mark_dying(free)
-        if group.later.used:
-            times = group.not_before(free)
+        if group.later.value_count:
+            times = group.not_before_ms(free)
             early = times > clock_ms
             ready = np.flatnonzero(~early)[:most]
             end = int(ready[-1]) + 1 if len(ready) == most else len(free)
@@ -212,7 +212,7 @@ class SharedOrder:
         """See Order. Each message is delivered at its time."""
         if not len(offsets):
             return
-        times = self._group.not_before(offsets)
+        times = self._group.not_before_ms(offsets)
         self._put_off(offsets[times > 0], times[times > 0])
         if (now := offsets[times == 0]).size:
             self._return(now)

@@ -239,30 +239,30 @@ class Admission:
 
     def ttl_ms(self, topic: "Topic") -> int:
         """Return a message's time to live after its due time, milliseconds; 0: no limit."""
-        return self._policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+        return self._policies.value_of("ttl_ms", topic.name, topic.topic_id) or 0
 
     def rates(self, topic: "Topic") -> tuple[int, int]:
         """Return a topic's most deliveries a second: of all groups, of each group. 0: no limit."""
-        if not self._policies.paces:
+        if not self._policies.has_rates:
             return 0, 0
         policies, name, topic_id = self._policies, topic.name, topic.topic_id
-        of_topic, of_group = (policies.said(field, name, topic_id) or 0 for field in RATES)
+        of_topic, of_group = (policies.value_of(field, name, topic_id) or 0 for field in RATES)
         return of_topic, of_group
 
     @property
     def differs(self) -> bool:
         """Whether the rules differ between topics."""
-        return self._policies.differ
+        return self._policies.has_narrow_scopes
 
     @property
     def limited(self) -> bool:
         """Whether some topic has a quota."""
-        return self._policies.limited
+        return self._policies.has_quotas
 
     @property
     def expires(self) -> bool:
         """Whether some topic has a time to live."""
-        return self._policies.expires
+        return self._policies.has_ttls
 
     def times(self, when: WantedTimes, rows: int, topics: U32 | None, now: Now) -> Times:
         """Return the times of `rows` timers. `topics`: their topic ids, (rows,).
@@ -327,5 +327,5 @@ class Admission:
 
     def change(self, scope: Scope, policy: ScopePolicy) -> None:
         """Use a scope's new policy from now on: the leader has appended its entry."""
-        self._policies = self._policies.changed(scope, policy)
+        self._policies = self._policies.with_policy(scope, policy)
         self._rules.clear()

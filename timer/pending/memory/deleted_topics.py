@@ -28,10 +28,10 @@ class DeletedTopics:
         self._flags = flags
 
     @classmethod
-    def all_but(cls, there: Iterable[TopicId], next_id: TopicId) -> "DeletedTopics":
+    def all_but(cls, existing: Iterable[TopicId], next_id: TopicId) -> "DeletedTopics":
         """Return the deleted topics: all ids below `next_id` except those of existing topics."""
         flags = np.ones(next_id + 1, np.bool_)
-        flags[[0, next_id, *there]] = False
+        flags[[0, next_id, *existing]] = False
         return cls(flags)
 
     def plus(self, topic: TopicId) -> "DeletedTopics":
@@ -45,8 +45,8 @@ class DeletedTopics:
         """Return whether this set includes the other."""
         if self is other:
             return True
-        gone = np.flatnonzero(other._flags)  # noqa: SLF001 -- same class
-        return bool(self.of(gone).all())
+        deleted = np.flatnonzero(other._flags)  # noqa: SLF001 -- same class
+        return bool(self.of(deleted).all())
 
     def __bool__(self) -> bool:
         """Return whether topics may have been deleted."""
@@ -60,15 +60,17 @@ class DeletedTopics:
         """Return which of the topics are deleted (n, bool)."""
         return self._flags.take(topics, mode="clip")
 
-    def rows(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+    def of_rows(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows are timers of deleted topics, or tombstones of such (n, bool)."""
-        return self.columns(rows["topic"], rows["requested_ms"])
+        return self.of_columns(rows["topic"], rows["requested_ms"])
 
-    def columns(self, topics: U32, requested_ms: I64) -> npt.NDArray[np.bool_]:
-        """Return `rows` of rows with these columns."""
-        graves = topics == TOMBSTONE
-        return self.of(np.where(graves, requested_ms, topics) if graves.any() else topics)
+    def of_columns(self, topics: U32, requested_ms: I64) -> npt.NDArray[np.bool_]:
+        """Return `of_rows` of rows with these columns."""
+        are_tombstones = topics == TOMBSTONE
+        return self.of(
+            np.where(are_tombstones, requested_ms, topics) if are_tombstones.any() else topics
+        )
 
 
-NONE: Final = DeletedTopics()
+NONE_DELETED: Final = DeletedTopics()
 """No deleted topic."""

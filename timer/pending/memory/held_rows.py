@@ -1,12 +1,12 @@
 """Held rows: pending rows of paused topics that have come due.
 
     due --> |....F......................|           |............F|
-            0   pending after F                    ASIDE   held: due at or before F
+            0   pending after F          HELD_OFFSET_MS   held: due at or before F
 
-A held row is stored with the same seq and the due time due + ASIDE. That is above every due time
-and so after the fire position F. FIRE, flush, merge, snapshot and restart therefore need no special
-case. A pending row is held if and only if its due lies at or before F. So a timer's id is enough to
-compute the stored due of its row. Rows that leave a store have their plain due again.
+A held row is stored with the same seq and the due time due + HELD_OFFSET_MS. That is above every
+due time and so after the fire position F. FIRE, flush, merge, snapshot and restart therefore need
+no special case. A pending row is held if and only if its due lies at or before F. So a timer's id
+is enough to compute the stored due of its row. Rows that leave a store have their plain due again.
 """
 
 from array import array
@@ -20,34 +20,34 @@ from timer.model.firing_order import Position, find, merge_order, rank
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import DUE_MS_MAX
 
-ASIDE: Final = 1 << 56
+HELD_OFFSET_MS: Final = 1 << 56
 """Milliseconds added to the due of a held row."""
 BEGIN: Final = Position(-1, SEQ_MAX)
 """Before all timers, in plain dues."""
 
-assert DUE_MS_MAX < ASIDE
+assert DUE_MS_MAX < HELD_OFFSET_MS
 
-MASK: Final = ASIDE - 1
+DUE_MASK: Final = HELD_OFFSET_MS - 1
 """`due & MASK` is the plain due."""
 FRESH_MAX: Final = 64
 """Parts that are kept unsorted. An array costs more than the few rows of a part."""
 _PLACES: Final = np.empty(0, np.intp)
 
 
-def plain(rows: RowArray) -> RowArray:
+def restore_dues(rows: RowArray) -> RowArray:
     """Restore the plain dues of `rows` in place, and return `rows`. The caller owns them."""
-    rows["due_ms"] &= MASK
+    rows["due_ms"] &= DUE_MASK
     return rows
 
 
-def aside(position: Position) -> Position:
+def held_position(position: Position) -> Position:
     """Return the position of the held row with this (due, seq)."""
-    return Position(position.due_ms + ASIDE, position.seq)
+    return Position(position.due_ms + HELD_OFFSET_MS, position.seq)
 
 
-def apart(rows: RowArray) -> list[RowArray]:
+def split_held(rows: RowArray) -> list[RowArray]:
     """Return sorted rows in two parts, not held and held. Empty parts are left out."""
-    at = int(rows["due_ms"].searchsorted(ASIDE))
+    at = int(rows["due_ms"].searchsorted(HELD_OFFSET_MS))
     return [part for part in (rows[:at], rows[at:]) if len(part)]
 
 
@@ -117,7 +117,7 @@ class HeldTiers:
             self._tiers[-2:] = [(due[lives], seq[lives], places[lives])]
 
 
-class HeldOf:
+class HeldByTopic:
     """Due, seq and place of a memtable's held rows, by topic. A sweep's topics are in tiers.
 
     So a sweep over few topics does not pass the rows of the others.

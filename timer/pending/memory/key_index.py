@@ -90,7 +90,7 @@ def _add_words(
         open_ = open_[sizes[open_] > word]
 
 
-PLAIN: Final = KeyHasher()
+PLAIN_HASHER: Final = KeyHasher()
 """A hasher without a secret, for tests and for checks of files."""
 
 
@@ -129,10 +129,10 @@ class KeyTiers:
 
     def _seal(self, live: Live) -> None:
         """Make a tier of the fresh pairs. Merge neighbours until each is twice the next."""
-        self._tiers.append(_left(self._fresh, live))
+        self._tiers.append(_live_pairs(self._fresh, live))
         self._fresh = []
         while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
-            self._tiers[-2:] = [_left(self._tiers[-2:], live)]
+            self._tiers[-2:] = [_live_pairs(self._tiers[-2:], live)]
 
 
 def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
@@ -142,7 +142,7 @@ def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDA
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts))
 
 
-def _left(parts: list[tuple[I64, I64]], live: Live) -> tuple[I64, I64]:
+def _live_pairs(parts: list[tuple[I64, I64]], live: Live) -> tuple[I64, I64]:
     """Return the pairs of all parts whose rows are alive, sorted."""
     hashes = np.concatenate([hashes for hashes, _ in parts])
     places = np.concatenate([places for _, places in parts])

@@ -5,9 +5,9 @@
     bufs     {number: payload of an entry}   the bytes of the rows
     indices  (due, place) of the rows: Tiers for rows added as follower, a Wheel for rows added as
              leader. A change of role moves nothing: both find the rows that are due
-    graves   tombstones: (due, seq) of cancelled timers in runs or in the frozen memtable
+    tombstones  (due, seq) of cancelled timers in runs or in the frozen memtable
     keys     (hash, place) of the rows with a key: KeyTiers
-    held     (due, seq, place) of held rows (held_rows.py): HeldTiers, and HeldOf by topic. They are
+    held     (due, seq, place) of held rows (held_rows.py): HeldTiers, and HeldByTopic. They are
              in no index. Their seqs come in any order, so the column that is searched by seq has
              the seq of the row before them instead
 
@@ -25,26 +25,26 @@ import numpy.typing as npt
 from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
 from timer.model.firing_order import RAW, Position, after, fire_order, raw, tombstones
 from timer.model.timer_id import SEQ_MAX
-from timer.pending.memory.held_rows import ASIDE, HeldOf, HeldTiers
-from timer.pending.memory.key_index import PLAIN, KeyHasher, KeyTiers
+from timer.pending.memory.held_rows import HELD_OFFSET_MS, HeldByTopic, HeldTiers
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher, KeyTiers
 from timer.pending.memory.tiers import NEVER, Index, Tiers
 from timer.pending.memory.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
 """Rows of the first allocation. The system provides memory only for the pages in use."""
-ROOM_ROWS: Final = 16_384
+SPARE_ROWS: Final = 16_384
 """Rows beyond those of a SCHEDULE that have memory: as many as a FIRE may hold."""
 PORTION_SIZE: Final = 1 << 20
-"""Bytes that a portion of `make_room` touches or copies."""
-GRAVE_SIZE: Final = 64
+"""Bytes that a portion of `prepare_memory` touches or copies."""
+TOMBSTONE_MEMORY: Final = 64
 """Bytes that one tombstone counts for."""
 
-_GRAVES: Final = 1 << 10
+_FIRST_TOMBSTONES: Final = 1 << 10
 """Tombstones of the first allocation."""
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-Graves = tuple[I64, U64, U32]
+Tombstones = tuple[I64, U64, U32]
 """(due, seq, topic) of tombstones: columns of equal length."""
 
 
@@ -70,7 +70,7 @@ class Memtable:
     """See the module. `position`: the fire position; all rows that are added lie after it."""
 
     def __init__(
-        self, position: Position, capacity: int = CAPACITY, hasher: KeyHasher = PLAIN
+        self, position: Position, capacity: int = CAPACITY, hasher: KeyHasher = PLAIN_HASHER
     ) -> None:
         self.rows: RowArray = np.empty(capacity, ROW)
         self.alive = np.empty(capacity, np.bool_)
@@ -78,19 +78,19 @@ class Memtable:
         self.dead = 0
         """Number of cancelled and fired rows. Released held rows are not counted."""
         self.bufs: dict[int, bytes | memoryview] = {}
-        self.graves = Tiers()
-        self.grave_count = 0
-        self._graves: Graves = (
-            np.empty(_GRAVES, np.int64),
-            np.empty(_GRAVES, np.uint64),
-            np.empty(_GRAVES, np.uint32),
+        self.tombstone_tiers = Tiers()
+        self.tombstone_count = 0
+        self._tombstones: Tombstones = (
+            np.empty(_FIRST_TOMBSTONES, np.int64),
+            np.empty(_FIRST_TOMBSTONES, np.uint64),
+            np.empty(_FIRST_TOMBSTONES, np.uint32),
         )
         """The tombstones in the order of arrival."""
         self._hasher = hasher
         self._keys = KeyTiers()
-        self._keyed = 0
-        self._held = HeldTiers()
-        self._held_of = HeldOf()
+        self._keyed_count = 0
+        self._held_tiers = HeldTiers()
+        self._held_by_topic = HeldByTopic()
         self._held_count = 0
         self.orders: dict[int, TopicOrder] = {}
         """A few topics' rows in order, for threads that read cuts (timer/pending/read_view.py)."""
@@ -102,7 +102,7 @@ class Memtable:
         self._wheel: Wheel | None = None
         self._leads = False
         self._buf_bytes = 0
-        self._touched = 0
+        self._touched_end = 0
         """Places before this one have memory."""
         self._first_seq = SEQ_MAX
         """Seq of the first row that is not held."""
@@ -110,7 +110,7 @@ class Memtable:
         """Least due of a live row after the fire position. NEVER: no such row. None: unknown."""
 
     @property
-    def holds(self) -> bool:
+    def has_held(self) -> bool:
         """Whether held rows were added."""
         return self._held_count > 0
 
@@ -118,37 +118,37 @@ class Memtable:
     def size(self) -> int:
         """Bytes of memory in use, approximately."""
         per_row = ROW.itemsize + 8 + 4 + 1 + 16
-        size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
-        return size + 16 * self._keyed + 32 * self._held_count
+        size = self.count * per_row + self._buf_bytes + self.tombstone_count * TOMBSTONE_MEMORY
+        return size + 16 * self._keyed_count + 32 * self._held_count
 
     @property
-    def mostly_dead(self) -> bool:
+    def is_mostly_dead(self) -> bool:
         """Whether a flush frees most of the rows' memory without writing them."""
         return self.dead > self.count // 2
 
-    def lacks_room(self, count: int) -> bool:
-        """Return whether `make_room` has much to do before `count` more rows are added.
+    def needs_memory(self, count: int) -> bool:
+        """Return whether `prepare_memory` has much to do before `count` more rows are added.
 
         Memory for a few rows is touched when they are added.
         """
-        if self.count + count + ROOM_ROWS > len(self.rows):
+        if self.count + count + SPARE_ROWS > len(self.rows):
             return True
-        return count > ROOM_ROWS and self.count + count > self._touched
+        return count > SPARE_ROWS and self.count + count > self._touched_end
 
-    def make_room(self, count: int) -> Iterator[None]:
-        """Touch memory for `count` more rows and ROOM_ROWS beyond, in portions.
+    def prepare_memory(self, count: int) -> Iterator[None]:
+        """Touch memory for `count` more rows and SPARE_ROWS beyond, in portions.
 
         The first touch of memory costs time: 14 ms of CPU for 50,000 rows. A copy of a million rows
         into larger arrays takes 100 ms.
         """
-        stop = self.count + count + ROOM_ROWS
+        stop = self.count + count + SPARE_ROWS
         if stop > len(self.rows):
             yield from self._grow(stop)
         for column in self._columns:
-            for part in _portions(column, max(self._touched, self.count), stop):
+            for part in _portions(column, max(self._touched_end, self.count), stop):
                 column[part].view(np.uint8).fill(0)
                 yield
-        self._touched = stop
+        self._touched_end = stop
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
         """Add n rows with ascending seqs above all others, and the buffer that they point into."""
@@ -160,11 +160,11 @@ class Memtable:
             self._position,
         )
         assert (seq[0] > before).all(), (int(seq[0]), before)
-        start, stop = self._put(rows)
+        start, stop = self._append(rows)
         self._first_seq = min(self._first_seq, int(seq[0]))
         self.rows["buf"][start:stop] = number
         self._seq[start:stop] = seq
-        self._keep(start, stop, {number: buf})
+        self._add_bufs_and_keys(start, stop, {number: buf})
         self._index().add(due, np.arange(start, stop), due_min)
         if self._next_due is not None:
             self._next_due = min(self._next_due, due_min)
@@ -172,15 +172,15 @@ class Memtable:
     def hold(self, rows: RowArray, bufs: Buffers) -> None:
         """Add n held rows, with stored dues, and their buffers, which are new here."""
         due = rows["due_ms"].astype(np.int64)
-        assert int(due.min()) >= ASIDE, int(due.min())
-        start, stop = self._put(rows)
+        assert int(due.min()) >= HELD_OFFSET_MS, int(due.min())
+        start, stop = self._append(rows)
         self._seq[start:stop] = self._seq[start - 1] if start else 0
-        self._keep(start, stop, bufs)
-        self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop), self.alive)
-        self._held_of.add(rows, start, self.alive)
+        self._add_bufs_and_keys(start, stop, bufs)
+        self._held_tiers.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop), self.alive)
+        self._held_by_topic.add(rows, start, self.alive)
         self._held_count += len(rows)
 
-    def _put(self, rows: RowArray) -> tuple[int, int]:
+    def _append(self, rows: RowArray) -> tuple[int, int]:
         """Append rows. Return their places: [start, stop)."""
         start, stop = self.count, self.count + len(rows)
         if stop > len(self.rows):
@@ -192,7 +192,7 @@ class Memtable:
         self.count = stop
         return start, stop
 
-    def _keep(self, start: int, stop: int, bufs: Buffers) -> None:
+    def _add_bufs_and_keys(self, start: int, stop: int, bufs: Buffers) -> None:
         """Add the buffers of rows at these places. Index the rows' keys."""
         rows = self.rows[start:stop]
         keyed = np.flatnonzero(rows["key_size"])
@@ -200,7 +200,7 @@ class Memtable:
             mine = rows[keyed]
             hashes = self._hasher(mine["topic"], gather(mine, bufs, "key"))
             self._keys.add(hashes, keyed + start)
-            self._keyed += len(keyed)
+            self._keyed_count += len(keyed)
         self.bufs.update(bufs)
         self._buf_bytes += sum(map(len, bufs.values()))
 
@@ -216,17 +216,17 @@ class Memtable:
         if found.any():
             found &= self.rows["due_ms"][place] == due_ms
         places = np.where(found, place, -1)
-        if self._held_count and (held := due_ms >= ASIDE).any():
-            places[held] = self._held.find(due_ms[held], seq[held], self.alive)
+        if self._held_count and (held := due_ms >= HELD_OFFSET_MS).any():
+            places[held] = self._held_tiers.find(due_ms[held], seq[held], self.alive)
         return places
 
     def find_one(self, due_ms: int, seq: int) -> int:
         """Return the place of one timer; -1 if it has no live row here."""
-        if due_ms >= ASIDE:
+        if due_ms >= HELD_OFFSET_MS:
             if not self._held_count:
                 return -1
             column = np.array([due_ms]), np.array([seq], np.uint64)
-            return self._held.find(*column, self.alive).item()
+            return self._held_tiers.find(*column, self.alive).item()
         place = int(self._seq[: self.count].searchsorted(np.uint64(seq)))
         if place == self.count or self._seq.item(place) != seq or not self.alive.item(place):
             return -1
@@ -244,9 +244,9 @@ class Memtable:
         of_topic = (self._topic[: self.count] == topic) & self.alive[: self.count]
         places = np.flatnonzero(of_topic)
         self._next_due = None  # first, as `kill` would compare the due times with it
-        self.kill(places[self._later(places)])
+        self.kill(places[self._are_unfired(places)])
 
-    def fired(self, seq: U64) -> None:
+    def count_fired(self, seq: U64) -> None:
         """Count the fired rows of this memtable as dead: their seqs are above all others."""
         self.dead += int(np.count_nonzero(seq >= self._first_seq))
 
@@ -255,7 +255,7 @@ class Memtable:
 
         Key i belongs to topic[i]. `hashes` are those of topics and keys.
         """
-        if not self._keyed:
+        if not self._keyed_count:
             return np.empty(0, np.intp), np.empty(0, np.int64)
         which, place = self._keys.find(hashes, self._live)
         rows = self.rows.take(place)
@@ -270,45 +270,45 @@ class Memtable:
 
     def _live(self, places: I64) -> npt.NDArray[np.bool_]:
         """Return which rows are alive and after the fire position (n, bool)."""
-        return self.alive.take(places) & self._later(places)
+        return self.alive.take(places) & self._are_unfired(places)
 
-    def _later(self, places: I64) -> npt.NDArray[np.bool_]:
+    def _are_unfired(self, places: I64) -> npt.NDArray[np.bool_]:
         """Return which rows lie after the fire position (n, bool)."""
         return after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
 
-    def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
+    def add_tombstones(self, due_ms: I64, seq: U64, topic: U32) -> None:
         """Add tombstones for n timers that are not here."""
-        start, stop = self.grave_count, self.grave_count + len(seq)
-        due, number, of = self._graves
+        start, stop = self.tombstone_count, self.tombstone_count + len(seq)
+        due, number, of = self._tombstones
         if stop > len(due):
-            room = 1 << stop.bit_length()
+            capacity = 1 << stop.bit_length()
             due, number, of = (
-                _longer(due, start, room),
-                _longer(number, start, room),
-                _longer(of, start, room),
+                _longer(due, start, capacity),
+                _longer(number, start, capacity),
+                _longer(of, start, capacity),
             )
-            self._graves = due, number, of
+            self._tombstones = due, number, of
         due[start:stop], number[start:stop], of[start:stop] = due_ms, seq, topic
         due, number = due[start:stop], number[start:stop]
-        self.graves.add(due, number.view(np.int64), int(due.min()))
-        self.grave_count = stop
+        self.tombstone_tiers.add(due, number.view(np.int64), int(due.min()))
+        self.tombstone_count = stop
 
-    def buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+    def have_tombstones(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which of the timers have a tombstone here (n, bool)."""
-        if not self.grave_count:
+        if not self.tombstone_count:
             return np.zeros(len(seq), np.bool_)
-        return self.graves.contains(due_ms, seq.astype(np.int64))
+        return self.tombstone_tiers.contains(due_ms, seq.astype(np.int64))
 
-    def buries(self, due_ms: int, seq: int) -> bool:
+    def has_tombstone(self, due_ms: int, seq: int) -> bool:
         """Return whether one timer has a tombstone here."""
-        return self.grave_count > 0 and self.graves.has(due_ms, seq)
+        return self.tombstone_count > 0 and self.tombstone_tiers.has(due_ms, seq)
 
     def peeks(
-        self, after: Position, until_ms: int, count: int, *, graves: bool = True
+        self, after: Position, until_ms: int, count: int, *, with_tombstones: bool = True
     ) -> Iterator[Peek]:
         """Yield the first live rows and tombstones after `after` that are due, per source.
 
-        Sources: each index, and the tombstones if `graves`. At most `count` of each.
+        Sources: each index, and the tombstones if `with_tombstones`. At most `count` of each.
         """
         key = self._place_of(after)
         for index in self._indices():
@@ -316,22 +316,22 @@ class Memtable:
             last = Position(int(due[-1]), int(self._seq[place[-1]])) if more else None
             alive = self.alive.take(place)
             yield Peek(self.rows.take(place if alive.all() else place[alive]), last)
-        if self.grave_count and graves:
-            due, seq, more = self.graves.peek(after, until_ms, count)
+        if self.tombstone_count and with_tombstones:
+            due, seq, more = self.tombstone_tiers.peek(after, until_ms, count)
             last = Position(int(due[-1]), int(seq[-1])) if more else None
             yield Peek(tombstones(due, seq.astype(np.uint64)), last)
 
     def peek_held(self, after: Position, count: int, topics: frozenset[int] | None = None) -> Peek:
         """Return about `count` live held rows after `after`: of some topics, or of all (None)."""
         if topics is None:
-            places, last = self._held.peek(after, count, self.alive)
+            places, last = self._held_tiers.peek(after, count, self.alive)
         else:
-            places, last = self._held_of.peek(after, count, self.alive, topics)
+            places, last = self._held_by_topic.peek(after, count, self.alive, topics)
         return Peek(self.rows.take(places), last)
 
     def end_sweep(self) -> None:
         """End the sweep: free the order of its topics' rows."""
-        self._held_of.end_sweep()
+        self._held_by_topic.end_sweep()
 
     def drop(self, through: Position) -> None:
         """Move the fire position. Rows at or before it are not returned any more."""
@@ -341,7 +341,7 @@ class Memtable:
         key = self._place_of(through)
         for index in self._indices():
             index.drop(key)
-        self.graves.drop(through)
+        self.tombstone_tiers.drop(through)
 
     def keep_up(self) -> bool:
         """Sort some rows that are due soon. Return whether more are left."""
@@ -362,17 +362,17 @@ class Memtable:
         """Index new rows by tiers."""
         self._leads = False
 
-    def buried_so_far(self) -> Graves:
+    def tombstones(self) -> Tombstones:
         """Return the tombstones in the order of arrival. Later ones do not change the result."""
-        due, seq, topic = self._graves
-        count = self.grave_count
+        due, seq, topic = self._tombstones
+        count = self.tombstone_count
         return due[:count], seq[:count], topic[:count]
 
-    def left(self) -> "Left":
+    def rows_to_flush(self) -> "RowsToFlush":
         """Return the live rows of this moment. Cheap: the selection is done when first used."""
         due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
         alive = self.alive[: self.count].copy()
-        return Left(due, seq, alive, self.buried_so_far(), self._position)
+        return RowsToFlush(due, seq, alive, self.tombstones(), self._position)
 
     def _index(self) -> Index:
         """Return the index for new rows."""
@@ -405,14 +405,14 @@ class Memtable:
                 yield
         self._raw, self._seq, self._topic, self.alive = larger
         self.rows = self._raw.view(ROW)
-        self._touched = self.count
+        self._touched_end = self.count
 
     @property
     def _columns(self) -> tuple[npt.NDArray[Any], ...]:
         return self._raw, self._seq, self._topic, self.alive
 
 
-class Left:
+class RowsToFlush:
     """The live rows and tombstones of a memtable after the fire position, at one moment."""
 
     def __init__(
@@ -420,11 +420,11 @@ class Left:
         due_ms: I64,
         seq: U64,
         alive: npt.NDArray[np.bool_],
-        graves: Graves,
+        tombstones: Tombstones,
         position: Position,
     ) -> None:
         self._due_ms, self._seq, self._alive = due_ms, seq, alive
-        self._graves = graves
+        self._tombstones = tombstones
         self._position = position
 
     @cached_property
@@ -433,11 +433,11 @@ class Left:
         return np.flatnonzero(self._alive & after(self._due_ms, self._seq, self._position))
 
     @cached_property
-    def graves(self) -> Graves:
+    def tombstones(self) -> Tombstones:
         """The tombstones, sorted."""
-        due, seq, topic = self._graves
-        left = after(due, seq, self._position)
-        due, seq, topic = due[left], seq[left], topic[left]
+        due, seq, topic = self._tombstones
+        unfired = after(due, seq, self._position)
+        due, seq, topic = due[unfired], seq[unfired], topic[unfired]
         order = fire_order(due, seq)
         return due[order], seq[order], topic[order]
 

@@ -23,7 +23,7 @@ FAN: Final = 8
 FRESH_MAX: Final = 8_192
 LEVEL_MAX: Final = 2
 """Tiers of this level, half a million pairs, are not merged: a merge would take some 10 ms."""
-FEW: Final = 8
+UNSORTED_LOOKUPS_MAX: Final = 8
 """Up to this many pairs are looked up in the fresh ones without sorting them. Sorting takes longer,
 and each time adds a tier to search."""
 CHUNK: Final = 16_384
@@ -91,7 +91,7 @@ class Tiers:
         self._fresh_min = NEVER
         self._tiers: list[_Tier] = []  # levels fall from left to right; none is empty
         self._ready = _Tier(_NONE, _NONE, 0)
-        self._held = False
+        self._has_more_due = False
         """True: tiers still have pairs due at the last peek, all after those in `ready`."""
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
@@ -113,7 +113,7 @@ class Tiers:
         start = rank(due, ref, after) if due[0] <= after[0] else 0
         end = len(due) if due[-1] <= until_ms else int(due.searchsorted(until_ms, "right"))
         stop = min(end, start + count)
-        return due[start:stop], ref[start:stop], stop < end or self._held
+        return due[start:stop], ref[start:stop], stop < end or self._has_more_due
 
     def drop(self, through: tuple[int, int]) -> None:
         """See Index."""
@@ -143,9 +143,9 @@ class Tiers:
         """Move due pairs into `ready`. If many are due, move only as many as requested."""
         if self._fresh_min <= until_ms:
             self._seal()
-        self._held = self._fill_some(after, until_ms, count, alive)
-        while self._held and self._is_past(after):  # the moved pairs were dead
-            self._held = self._fill_some(after, until_ms, count, alive)
+        self._has_more_due = self._fill_some(after, until_ms, count, alive)
+        while self._has_more_due and self._is_past(after):  # the moved pairs were dead
+            self._has_more_due = self._fill_some(after, until_ms, count, alive)
 
     def _is_past(self, position: tuple[int, int]) -> bool:
         """Return whether no ready pair lies after a position."""
@@ -169,7 +169,7 @@ class Tiers:
         moved = []
         for tier, stop in zip(tiers, stops, strict=True):
             if tier.head < stop:
-                pairs = living(tier.due[tier.head : stop], tier.ref[tier.head : stop], alive)
+                pairs = live_pairs(tier.due[tier.head : stop], tier.ref[tier.head : stop], alive)
                 moved += [pairs] if len(pairs[0]) else []
                 tier.head = stop
         self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
@@ -198,7 +198,7 @@ class Tiers:
             return np.array([self.has(due.item(), ref.item())])
         found = np.zeros(len(due), np.bool_)
         if self._fresh:
-            if len(due) > FEW:
+            if len(due) > UNSORTED_LOOKUPS_MAX:
                 self._seal()
             else:
                 found |= self._among_fresh(due, ref)
@@ -234,7 +234,7 @@ class Tiers:
             self._tiers[-FAN:] = [_Tier(*merged, level=level)]
 
 
-def living(due: I64, ref: I64, alive: Alive) -> tuple[I64, I64]:
+def live_pairs(due: I64, ref: I64, alive: Alive) -> tuple[I64, I64]:
     """Return the pairs whose refs are alive."""
     if alive is None:
         return due, ref

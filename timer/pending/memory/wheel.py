@@ -25,7 +25,7 @@ from sortedcontainers import SortedDict
 
 from timer.model.columns import I64
 from timer.model.firing_order import stable_order
-from timer.pending.memory.tiers import NEVER, Alive, Tiers, least_due, living
+from timer.pending.memory.tiers import NEVER, Alive, Tiers, least_due, live_pairs
 
 NEAR_BITS: Final = 14
 """The near window moves in steps of 2 ** 14 ms. It reaches one to two steps ahead."""
@@ -87,7 +87,7 @@ class Wheel:
             _, due, ref = self._loose.popleft()
             some.append((due, ref))
             rows += len(due)
-        self._place_living(some, alive)
+        self._place_live(some, alive)
         if not self._loose:
             self._loose_min = NEVER
         return bool(self._loose)
@@ -129,10 +129,10 @@ class Wheel:
         come = [(due, ref) for due_min, due, ref in self._loose if due_min <= until_ms]
         self._loose = deque(chunk for chunk in self._loose if chunk[0] > until_ms)
         self._loose_min = min((due_min for due_min, _, _ in self._loose), default=NEVER)
-        self._place_living(come, alive)
+        self._place_live(come, alive)
 
-    def _place_living(self, chunks: list[tuple[I64, I64]], alive: Alive) -> None:
-        chunks = [pairs for each in chunks if len((pairs := living(*each, alive))[0])]
+    def _place_live(self, chunks: list[tuple[I64, I64]], alive: Alive) -> None:
+        chunks = [pairs for each in chunks if len((pairs := live_pairs(*each, alive))[0])]
         if chunks:
             self._place(chunks)
 

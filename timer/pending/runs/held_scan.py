@@ -27,21 +27,21 @@ from timer.model.columns import I64, ROW, U32, U64, Buffers, RowArray, compact, 
 from timer.model.firing_order import Position, concat, rank
 from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.deleted_topics import DeletedTopics
-from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.held_rows import HELD_OFFSET_MS
 from timer.pending.memory.memtable import Peek
-from timer.pending.runs.merge import first_of
+from timer.pending.runs.merge import first_rows_of
 from timer.pending.runs.read_window import ReadWindow
 from timer.pending.runs.run import Run
 
 END: Final = Position(1 << 60, SEQ_MAX)
 """After all rows, wherever they lie."""
-HELD_END: Final = 2 * ASIDE
+HELD_END: Final = 2 * HELD_OFFSET_MS
 """Above the stored due of every held row."""
-Dead = Callable[[RowArray], npt.NDArray[np.bool_]]
+IsCancelled = Callable[[RowArray], npt.NDArray[np.bool_]]
 """Returns which rows are cancelled by tombstones in memtables (n, bool)."""
 
 
-class Only(NamedTuple):
+class SweepTopics(NamedTuple):
     """The topics of a sweep that does not serve all topics."""
 
     topics: frozenset[int]
@@ -56,7 +56,7 @@ class Portion(NamedTuple):
     """The rows after this (due, seq), with the due of the timer's id."""
     rows_max: int
     bytes_max: int
-    only: Only | None
+    sweep_topics: SweepTopics | None
     """None: rows of all topics."""
     topics_max: int | None
     """Greatest number of the topics in `swept` whose rows are read. None: no limit."""
@@ -84,101 +84,107 @@ class ReadRows:
 class LiveRows:
     """Live rows of some runs, from a position on. See the module. For one thread at a time.
 
-    `gone`: topics whose rows are passed over: deleted ones, and those that the sweep is not for.
+    `skipped_topics`: deleted topics, and those that the sweep is not for.
     """
 
     def __init__(
         self,
         runs: Sequence[Run],
-        gone: DeletedTopics,
+        skipped_topics: DeletedTopics,
         after: Position,
         new_number: Callable[[], int],
     ) -> None:
         self._runs = {run.meta.number for run in runs}
-        self.at = after
+        self.position = after
         """The position of the FIREs, or of the sweep."""
-        self._gone = gone
+        self._skipped_topics = skipped_topics
         self._new_number = new_number
         self._windows = [ReadWindow(run, after, new_number) for run in runs]
         self._through = after if runs else END
         """All live rows up to here were read."""
-        self._kept: list[ReadRows] = []
+        self._read: list[ReadRows] = []
         self._cancelled: list[U64] = []
-        """Seqs of timers that were cancelled since `thin`."""
+        """Seqs of timers that were cancelled since `drop_cancelled`."""
 
-    def go_on(self, after: Position, runs: Sequence[Run], gone: DeletedTopics) -> bool:
+    def continue_from(
+        self, after: Position, runs: Sequence[Run], skipped_topics: DeletedTopics
+    ) -> bool:
         """Continue from a position with the present runs. Return False if a new start is needed."""
         numbers = {run.meta.number for run in runs}
-        if after < self.at or not numbers <= self._runs or not gone.covers(self._gone):
+        if (
+            after < self.position
+            or not numbers <= self._runs
+            or not skipped_topics.covers(self._skipped_topics)
+        ):
             return False
         self._windows = [each for each in self._windows if each.run.meta.number in numbers]
         if not self._windows:
             self._through = END
-        self.pass_to(after)
-        if gone is not self._gone:
-            self._gone = gone
-            self._keep(lambda each: each.rows[~gone.of(each.rows["topic"])])
+        self.drop_to(after)
+        if skipped_topics is not self._skipped_topics:
+            self._skipped_topics = skipped_topics
+            self._filter(lambda each: each.rows[~skipped_topics.of(each.rows["topic"])])
         return True
 
-    def pass_to(self, position: Position) -> None:
+    def drop_to(self, position: Position) -> None:
         """Drop the rows up to a position."""
-        self.at = position
-        self._keep(lambda each: each.after(position))
+        self.position = position
+        self._filter(lambda each: each.after(position))
 
     def windows_at(self, position: Position) -> list[ReadWindow]:
         """Return the windows to go on with if all read rows have fired, else none."""
         return self._windows if self._through == position else []
 
-    def cancel(self, seq: U64) -> None:
+    def note_cancelled(self, seq: U64) -> None:
         """Note cancelled timers. Not while a thread reads."""
-        if self._kept:
+        if self._read:
             self._cancelled.append(seq.copy())
 
-    def thin(self) -> None:
-        """Remove the timers noted by `cancel` from the rows that were read."""
+    def drop_cancelled(self) -> None:
+        """Remove the timers noted by `note_cancelled` from the rows that were read."""
         if self._cancelled:
             dead = np.concatenate(self._cancelled)
             self._cancelled = []
-            self._keep(lambda each: each.rows[~np.isin(each.rows["seq"], dead)])
+            self._filter(lambda each: each.rows[~np.isin(each.rows["seq"], dead)])
 
-    def lacks(self, rows_max: int, bytes_max: int, until_ms: int) -> bool:
+    def needs_read(self, rows_max: int, bytes_max: int, until_ms: int) -> bool:
         """Return whether the rows ahead are below both limits, and not yet all that are due."""
-        rows = sum(len(kept.rows) for kept in self._kept)
-        size = sum(kept.size for kept in self._kept)
+        rows = sum(len(each.rows) for each in self._read)
+        size = sum(each.size for each in self._read)
         complete = self._through >= Position(until_ms, SEQ_MAX)
         return not complete and rows < rows_max and (size <= bytes_max or rows < 2)
 
-    def read(self, rows_max: int, bytes_max: int, until_ms: int, dead: Dead) -> None:
+    def read(self, rows_max: int, bytes_max: int, until_ms: int, is_cancelled: IsCancelled) -> None:
         """Read until the live rows ahead reach a limit, or are all with due <= `until_ms`.
 
         Raises:
             CorruptFileError: a batch doesn't verify.
             FileNotFoundError: a merge has removed the file of a run.
         """
-        while self.lacks(rows_max, bytes_max, until_ms):
+        while self.needs_read(rows_max, bytes_max, until_ms):
             for window in self._windows:
-                window.skip(self._gone)
+                window.skip(self._skipped_topics)
             peeks = [w.peek(self._through, until_ms, rows_max) for w in self._windows]
-            found, through, _ = first_of(peeks)
-            found = self._living(found, dead)
+            found, through, _ = first_rows_of(peeks)
+            found = self._live_rows(found, is_cancelled)
             if len(found):
-                self._kept.append(self._copied(found))
+                self._read.append(self._copy(found))
             self._through = through or Position(until_ms, SEQ_MAX)
             for window in self._windows:
                 window.drop(self._through)
 
-    def _keep(self, left: Callable[[ReadRows], RowArray]) -> None:
-        kept: list[ReadRows] = []
-        for each in self._kept:
-            rows = left(each)
+    def _filter(self, rows_of: Callable[[ReadRows], RowArray]) -> None:
+        remaining: list[ReadRows] = []
+        for each in self._read:
+            rows = rows_of(each)
             if len(rows):
-                kept.append(each if len(rows) == len(each.rows) else ReadRows(rows, each.bufs))
-        self._kept = kept
+                remaining.append(each if len(rows) == len(each.rows) else ReadRows(rows, each.bufs))
+        self._read = remaining
 
-    def _living(self, rows: RowArray, dead: Dead) -> RowArray:
-        return rows[~(self._gone.of(rows["topic"]) | dead(rows))]
+    def _live_rows(self, rows: RowArray, is_cancelled: IsCancelled) -> RowArray:
+        return rows[~(self._skipped_topics.of(rows["topic"]) | is_cancelled(rows))]
 
-    def _copied(self, rows: RowArray) -> ReadRows:
+    def _copy(self, rows: RowArray) -> ReadRows:
         bufs: dict[int, bytes | memoryview] = {}
         for window in self._windows:
             bufs |= window.bufs
@@ -191,7 +197,7 @@ class LiveRows:
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the read rows after `after`, at most `count`: see ReadWindow.peek."""
-        parts = [part for kept in self._kept if len(part := kept.after(after))]
+        parts = [part for each in self._read if len(part := each.after(after))]
         rows = concat(parts) if parts else _NO_ROWS
         if len(rows) and rows["due_ms"][-1] > until_ms:  # an earlier read time than before
             rows = rows[: int(rows["due_ms"].searchsorted(until_ms, "right"))]
@@ -202,7 +208,7 @@ class LiveRows:
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield the buffers that the read rows point into."""
-        return (kept.bufs for kept in self._kept)
+        return (each.bufs for each in self._read)
 
 
 class HeldReader:
@@ -214,12 +220,12 @@ class HeldReader:
         rows_max: int,
         bytes_max: int,
         until_ms: int,
-        graves: Sequence[tuple[I64, U64]],
+        tombstones: Sequence[tuple[I64, U64]],
     ) -> None:
-        """`graves`: (due, seq) of the tombstones in memtables at this moment."""
+        """`tombstones`: (due, seq) of the tombstones in memtables at this moment."""
         self._rows, self._rows_max, self._bytes_max = rows, rows_max, bytes_max
         self._until_ms = until_ms
-        self._graves = graves
+        self._tombstones = tombstones
 
     def read(self) -> None:
         """Read the rows. For a thread. The apply step waits for it.
@@ -227,15 +233,15 @@ class HeldReader:
         Raises:
             CorruptFileError: a batch doesn't verify.
         """
-        first_ms, last_ms = self._rows.at.due_ms, self._until_ms
-        ahead = [seq[(due >= first_ms) & (due <= last_ms)] for due, seq in self._graves]
-        graves = np.sort(np.concatenate([np.empty(0, np.uint64), *ahead]))
+        first_ms, last_ms = self._rows.position.due_ms, self._until_ms
+        ahead = [seq[(due >= first_ms) & (due <= last_ms)] for due, seq in self._tombstones]
+        cancelled = np.sort(np.concatenate([np.empty(0, np.uint64), *ahead]))
 
-        def dead(rows: RowArray) -> npt.NDArray[np.bool_]:
-            if not len(graves):
+        def is_cancelled(rows: RowArray) -> npt.NDArray[np.bool_]:
+            if not len(cancelled):
                 return np.zeros(len(rows), np.bool_)
             seq = rows["seq"].copy()
-            return np.asarray(graves.take(graves.searchsorted(seq), mode="clip") == seq)
+            return np.asarray(cancelled.take(cancelled.searchsorted(seq), mode="clip") == seq)
 
         with suppress(FileNotFoundError):  # merged into other runs, which are read later
-            self._rows.read(self._rows_max, self._bytes_max, self._until_ms, dead)
+            self._rows.read(self._rows_max, self._bytes_max, self._until_ms, is_cancelled)

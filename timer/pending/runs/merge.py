@@ -33,7 +33,7 @@ class Merge:
     """Bytes of each part, about."""
     position: Position
     """Rows at or before it are left out."""
-    gone: DeletedTopics
+    deleted_topics: DeletedTopics
     """Rows of these topics are left out, too."""
 
 
@@ -64,7 +64,7 @@ class _Lane:
         return rows[:stop] if stop else None
 
 
-def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
+def merged_rows(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield the remaining rows, in (due, seq) order, with the buffers that they point into.
 
     Cancelled rows are left out with their tombstones. A remaining tombstone has its target in
@@ -93,23 +93,23 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
             rows = rows.take(order)
             left = annihilate(rows)
             rows = rows if left.all() else rows[left]
-        if merge.gone and (gone := merge.gone.rows(rows)).any():
-            rows = rows[~gone]
+        if merge.deleted_topics and (deleted := merge.deleted_topics.of_rows(rows)).any():
+            rows = rows[~deleted]
         yield rows, bufs
 
 
-class First(NamedTuple):
+class FirstRows(NamedTuple):
     """The first rows of some peeks."""
 
     rows: RowArray
     """The live rows, in firing order."""
     last: Position | None
     """`rows` is complete up to here. None: as complete as the peeks."""
-    met: int
+    met_count: int
     """Number of rows and tombstones in the peeks up to there."""
 
 
-def first_of(peeks: Sequence[Peek]) -> First:
+def first_rows_of(peeks: Sequence[Peek]) -> FirstRows:
     """Return the live rows of all peeks, up to the position where all peeks are complete."""
     horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
     parts = [peek.rows for peek in peeks if len(peek.rows)]
@@ -122,7 +122,7 @@ def first_of(peeks: Sequence[Peek]) -> First:
     dead = is_tombstone(rows)
     if dead.any():
         rows = rows[annihilate(rows) & ~dead]
-    return First(rows, horizon, met)
+    return FirstRows(rows, horizon, met)
 
 
 def last_of(rows: RowArray) -> Position:

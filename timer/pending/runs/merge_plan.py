@@ -33,10 +33,10 @@ DEPTH: Final = 12
 """Overlapping parts that become as many side by side."""
 SMALL_SIZE: Final = 1 << 20
 """Runs below this count as similar in size."""
-BURIED: Final = 4
-"""A merge is due if at least one row in BURIED is a tombstone."""
-VACANT: Final = 4
-"""A rewrite is due if at least one row in VACANT belongs to a deleted topic."""
+TOMBSTONE_DIVISOR: Final = 4
+"""A merge is due if at least one row in TOMBSTONE_DIVISOR is a tombstone."""
+DELETED_DIVISOR: Final = 4
+"""A rewrite is due if at least one row in DELETED_DIVISOR belongs to a deleted topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Sketch:
     rows: int
     """Remaining rows, about; tombstones included."""
     tombstones: int
-    gone: int = 0
+    deleted_rows: int = 0
     """Rows of deleted topics, about."""
 
     def overlaps(self, other: "Sketch") -> bool:
@@ -71,14 +71,14 @@ def plan(
         fits: whether the disk has room for a merge of these runs. A merge without room does not
             stop others: those of tombstones and deleted topics free room, and write little.
     """
-    return next((sorted(chosen) for chosen in _due(runs) if fits(chosen)), [])
+    return next((sorted(chosen) for chosen in _due_merges(runs) if fits(chosen)), [])
 
 
-def _due(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+def _due_merges(runs: Sequence[Sketch]) -> Iterator[list[int]]:
     """Yield the merges that are due, the most urgent first."""
-    yield from filter(None, (_of_one_size(runs), _over_each_other(runs)))
-    yield from _buried(runs)
-    yield from _vacant(runs)
+    yield from filter(None, (_similar_runs(runs), _overlapping_parts(runs)))
+    yield from _tombstone_merges(runs)
+    yield from _deletion_rewrites(runs)
 
 
 def _tier(size: int) -> int:
@@ -89,7 +89,7 @@ def _tier(size: int) -> int:
     return tier
 
 
-def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
+def _similar_runs(runs: Sequence[Sketch]) -> list[int]:
     """Return the FAN small runs with the earliest dues, of the smallest tier that has FAN."""
     tiers: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
@@ -101,7 +101,7 @@ def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
     return []
 
 
-def _over_each_other(runs: Sequence[Sketch]) -> list[int]:
+def _overlapping_parts(runs: Sequence[Sketch]) -> list[int]:
     """Return the DEPTH widest parts where the most overlap, if at least DEPTH do; else none."""
     parts = [number for number, run in enumerate(runs) if run.size >= PART_SIZE]
     here: list[tuple[Position, int]] = []
@@ -121,25 +121,27 @@ def _width(run: Sketch) -> int:
     return run.last.due_ms - run.first.due_ms
 
 
-def _buried(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+def _tombstone_merges(runs: Sequence[Sketch]) -> Iterator[list[int]]:
     """Yield each run with those whose tombstones overlap it, if these suffice for a merge."""
-    graves = [number for number, run in enumerate(runs) if run.tombstones]
-    graves.sort(key=lambda number: runs[number].tombstones, reverse=True)
-    first = np.array([runs[number].first.due_ms for number in graves], np.int64)
-    last = np.array([runs[number].last.due_ms for number in graves], np.int64)
-    for place, run in enumerate(runs if graves else ()):
+    carriers = [number for number, run in enumerate(runs) if run.tombstones]
+    carriers.sort(key=lambda number: runs[number].tombstones, reverse=True)
+    first = np.array([runs[number].first.due_ms for number in carriers], np.int64)
+    last = np.array([runs[number].last.due_ms for number in carriers], np.int64)
+    for place, run in enumerate(runs if carriers else ()):
         near = np.flatnonzero((first <= run.last.due_ms) & (last >= run.first.due_ms)).tolist()
-        over = [graves[n] for n in near if graves[n] != place and run.overlaps(runs[graves[n]])]
+        over = [
+            carriers[n] for n in near if carriers[n] != place and run.overlaps(runs[carriers[n]])
+        ]
         chosen = [place, *over[: DEPTH - 1]]
         tombstones = sum(runs[number].tombstones for number in chosen)
-        if over and BURIED * tombstones >= sum(runs[number].rows for number in chosen):
+        if over and TOMBSTONE_DIVISOR * tombstones >= sum(runs[number].rows for number in chosen):
             yield chosen
 
 
-def _vacant(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+def _deletion_rewrites(runs: Sequence[Sketch]) -> Iterator[list[int]]:
     """Yield each run with enough rows of deleted topics for a rewrite."""
     for number, run in enumerate(runs):
-        if run.gone and VACANT * run.gone >= run.rows:
+        if run.deleted_rows and DELETED_DIVISOR * run.deleted_rows >= run.rows:
             yield [number]
 
 

@@ -92,27 +92,27 @@ class ReadWindow:
         """Return a copy of the cursor, to continue reading. May read a head: for a thread."""
         return copy(self._cursor) if self._cursor else Cursor(self.run, self._position)
 
-    def wants(self, until_ms: int) -> bool:
+    def has_unloaded(self, until_ms: int) -> bool:
         """Return whether rows with due <= `until_ms` are not loaded yet. Reads nothing."""
         if self._cursor is None:
             return self.run.meta.first.due_ms <= until_ms and self.run.meta.last > self._position
         following = self._cursor.next
         return following is not None and following.due_ms <= until_ms
 
-    def lacks(self, after: Position, until_ms: int) -> bool:
+    def must_read(self, after: Position, until_ms: int) -> bool:
         """Return whether `peek` has to read the file."""
-        return self.wants(until_ms) and (not self._slices or self._slices[-1].last <= after)
+        return self.has_unloaded(until_ms) and (not self._slices or self._slices[-1].last <= after)
 
     @property
-    def lost(self) -> bool:
+    def must_seek(self) -> bool:
         """Whether the window must search its place in the file before it can continue."""
         return self._cursor is None and self.run.meta.last > self._position
 
-    def skip(self, gone: DeletedTopics) -> None:
+    def skip(self, deleted_topics: DeletedTopics) -> None:
         """Pass over batches with rows of deleted topics only. Reads their heads, loads nothing."""
-        if gone and not self._slices and self.next is not None:
+        if deleted_topics and not self._slices and self.next is not None:
             cursor = self.cursor()
-            cursor.skip(gone)
+            cursor.skip(deleted_topics)
             self._cursor = cursor
 
     def take(self, slices: Iterable[Slice], cursor: Cursor) -> None:
@@ -129,7 +129,7 @@ class ReadWindow:
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the rows after `after` with due <= `until_ms`, at most `count`, perhaps fewer."""
-        if self.lacks(after, until_ms) and self._wants(until_ms):
+        if self.must_read(after, until_ms) and self._has_unread(until_ms):
             self._load_slice(until_ms)
         parts: list[RowArray] = []
         last = after
@@ -143,15 +143,15 @@ class ReadWindow:
                 count -= stop - start
             if stop < end:
                 return Peek(concat(parts), last)
-        return Peek(concat(parts), last if self._wants(until_ms) else None)
+        return Peek(concat(parts), last if self._has_unread(until_ms) else None)
 
     def drop(self, through: Position) -> None:
         """Free the slices at or before `through`."""
         self._position = through
         while self._slices and self._slices[0].last <= through:
-            gone = self._slices.popleft()
-            self.size -= gone.size
-            del self.bufs[gone.number]
+            fired = self._slices.popleft()
+            self.size -= fired.size
+            del self.bufs[fired.number]
         if self._cursor and self._cursor.next and self._cursor.next <= through:
             self._cursor = None  # unloaded rows fired without this window
 
@@ -167,7 +167,7 @@ class ReadWindow:
         following = self.next
         return None if following is None else following.due_ms
 
-    def _wants(self, until_ms: int) -> bool:
+    def _has_unread(self, until_ms: int) -> bool:
         following = self.next
         return following is not None and following.due_ms <= until_ms
 

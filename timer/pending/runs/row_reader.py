@@ -14,10 +14,10 @@ from timer.model.columns import I64, ROW, TOMBSTONE, U32, U64, Binary, Buffers, 
 from timer.model.firing_order import find_one
 from timer.model.timer_errors import CorruptFileError
 from timer.pending.runs.key_file import Entries
-from timer.pending.runs.run import Finder, Run, may_hold
+from timer.pending.runs.run import Finder, Run, may_contain
 
 
-class Whole(NamedTuple):
+class WholeRows(NamedTuple):
     """Rows with their bytes."""
 
     rows: RowArray
@@ -42,12 +42,12 @@ class Packer:
             blob += data[start : start + size]
         self._rows[at] = (*names, 0, *packed)
 
-    def whole(self) -> Whole:
+    def packed_rows(self) -> WholeRows:
         """Return all rows."""
-        return Whole(self._rows, bytes(self._blob))
+        return WholeRows(self._rows, bytes(self._blob))
 
 
-def in_run(
+def find_in_run(
     run: Run, hashes: U64, topic: U32, keys: Binary
 ) -> tuple[npt.NDArray[np.intp], RowArray]:
     """Return (number of the key, row) of a run's timers with the keys, pending or not.
@@ -101,7 +101,7 @@ def read_rows(
     left = np.ones(len(seq), np.bool_)
     for run in runs:
         batches = run.batches_of(due_ms, seq)
-        inside = left & may_hold(run.meta, due_ms, seq) & (batches < len(run))
+        inside = left & may_contain(run.meta, due_ms, seq) & (batches < len(run))
         for at in np.flatnonzero(inside).tolist():
             head = finder.head(run, int(batches[at]))
             place = find_one(head.due_ms, head.seq, due_ms.item(at), seq.item(at))

@@ -34,7 +34,7 @@ from timer.model.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
 from timer.model.firing_order import Position, find, find_one, lower_bound, place_of, rank
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.pending.memory.deleted_topics import DeletedTopics
-from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
 from timer.pending.runs import key_file
 from timer.pending.runs.key_file import KeyFile
 
@@ -124,8 +124,8 @@ class RunMeta:
         """The names of all its files."""
         return [self.name, self.keys_name] if self.keys_size else [self.name]
 
-    def may_hold(self, due_ms: int, seq: int) -> bool:
-        """Return whether one timer may have a row in the run: `may_hold` for one timer."""
+    def may_contain(self, due_ms: int, seq: int) -> bool:
+        """Return whether one timer may have a row in the run: `may_contain` for one timer."""
         if not self.first.due_ms <= due_ms <= self.last.due_ms:
             return False
         return self.tombstones > 0 or self.seq_min <= seq <= self.seq_max
@@ -180,7 +180,7 @@ class Run:
     """A run that any thread can read. In memory is only the index of its batches."""
 
     def __init__(
-        self, disk: Disk, directory: Path, meta: RunMeta, hasher: KeyHasher = PLAIN
+        self, disk: Disk, directory: Path, meta: RunMeta, hasher: KeyHasher = PLAIN_HASHER
     ) -> None:
         """Check length and footer.
 
@@ -239,7 +239,7 @@ class Run:
         return self._keys
 
     @property
-    def keys_read(self) -> bool:
+    def has_read_keys(self) -> bool:
         """Whether access to `keys` reads no file."""
         return self._keys is not None or not self.meta.keys_size
 
@@ -402,7 +402,7 @@ class Cursor:
         if batch < len(run):
             self._head = run.head(batch)
             self._row = rank(self._head.due_ms, self._head.seq, after)
-            self._look()
+            self._set_next()
 
     def read(self, until_ms: int, rows_min: int, size_max: int) -> tuple[RowArray, bytes]:
         """Return the next rows of this batch: those with due <= `until_ms`, at least `rows_min`.
@@ -423,24 +423,24 @@ class Cursor:
         self._row = stop
         if stop == len(head.seq):
             self._next_batch(head)
-        self._look()
+        self._set_next()
         return rows, data
 
-    def skip(self, gone: DeletedTopics) -> None:
+    def skip(self, deleted_topics: DeletedTopics) -> None:
         """Pass over batches with rows of deleted topics only."""
         while (head := self._head) is not None:
             rest = slice(self._row, None)
-            if not gone.columns(head.topic[rest], head.requested_ms[rest]).all():
+            if not deleted_topics.of_columns(head.topic[rest], head.requested_ms[rest]).all():
                 break
             self._next_batch(head)
-        self._look()
+        self._set_next()
 
     def _next_batch(self, head: BatchColumns) -> None:
         following = head.batch + 1
         self._head = self.run.head(following) if following < len(self.run) else None
         self._row = 0
 
-    def _look(self) -> None:
+    def _set_next(self) -> None:
         head, row = self._head, self._row
         self.next = None if head is None else Position(int(head.due_ms[row]), int(head.seq[row]))
 
@@ -461,7 +461,7 @@ class Finder:
         """
         found = np.zeros(len(seq), np.bool_)
         rows = np.zeros(len(seq), ROW)
-        wanted = np.flatnonzero(may_hold(run.meta, due_ms, seq))
+        wanted = np.flatnonzero(may_contain(run.meta, due_ms, seq))
         batches = run.batches_of(due_ms[wanted], seq[wanted])
         for batch in np.unique(batches).tolist():
             if batch == len(run):
@@ -493,7 +493,7 @@ class Finder:
         return head
 
 
-def may_hold(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+def may_contain(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
     """Return which timers may have a row in the run, by its ranges alone (n, bool)."""
     inside = (due_ms >= meta.first.due_ms) & (due_ms <= meta.last.due_ms)
     if meta.tombstones == 0:
@@ -514,8 +514,8 @@ class Range(NamedTuple):
         """Return the ranges of n timers, at least one."""
         return cls(int(due_ms.min()), int(due_ms.max()), int(seq.min()), int(seq.max()))
 
-    def meets(self, meta: RunMeta) -> bool:
-        """Return whether the run may have a row of one of them. If not, `may_hold` is all False.
+    def overlaps(self, meta: RunMeta) -> bool:
+        """Return whether the run may have a row of one of them. If not, `may_contain` is all False.
 
         Few of many runs may have a given timer. This test takes less than a microsecond.
         """

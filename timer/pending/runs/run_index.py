@@ -24,7 +24,7 @@ TOPIC_ROWS_MAX: Final = 4_096
 """Elements of the table, except if one stripe alone has more topics."""
 
 
-class RunAside:
+class RunIndexes:
     """The indexes of one run while it is written. See the module."""
 
     def __init__(self, hasher: KeyHasher) -> None:
@@ -34,7 +34,7 @@ class RunAside:
 
     def add(self, rows: RowArray, keys: pa.BinaryArray, keys_at: int) -> None:
         """Add the next batch: its rows, its keys, and the position of its keys in the file."""
-        self._topics.append(_counted(len(self._topics), rows))
+        self._topics.append(_topic_counts(len(self._topics), rows))
         keyed = np.flatnonzero(rows["key_size"])
         if not len(keyed):
             return
@@ -75,11 +75,11 @@ class RunAside:
         counts = np.concatenate(self._topics)
         while len(counts) > TOPIC_ROWS_MAX and int(counts["stripe"][-1]) > 0:
             stripe *= 2
-            counts = _halved(counts)
+            counts = _with_double_stripes(counts)
         return stripe, counts
 
 
-def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
+def _topic_counts(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
     """Return the rows of one stripe per topic. A tombstone counts for its target's topic."""
     dead = is_tombstone(rows)
     if (rows["topic"] == rows["topic"][0]).all() and not dead[0]:
@@ -94,7 +94,7 @@ def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
     return counts
 
 
-def _halved(counts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def _with_double_stripes(counts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """Return the counts for stripes of twice the length."""
     key = (counts["stripe"].astype(np.uint64) >> np.uint64(1)) << np.uint64(32)
     names, which = np.unique(key | counts["topic"], return_inverse=True)

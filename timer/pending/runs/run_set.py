@@ -26,23 +26,23 @@ from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.model.firing_order import Position, after, find
 from timer.model.timer_errors import CorruptFileError, FileDamage, UnknownVersionError
 from timer.model.units import UnixMs
-from timer.pending.memory.deleted_topics import NONE, DeletedTopics
-from timer.pending.memory.held_rows import ASIDE
-from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.deleted_topics import NONE_DELETED, DeletedTopics
+from timer.pending.memory.held_rows import HELD_OFFSET_MS
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
 from timer.pending.memory.memtable import Peek
 from timer.pending.memory.tiers import NEVER
 from timer.pending.runs import key_file
-from timer.pending.runs.held_scan import LiveRows, Only
-from timer.pending.runs.merge import Merge, merged
+from timer.pending.runs.held_scan import LiveRows, SweepTopics
+from timer.pending.runs.merge import Merge, merged_rows
 from timer.pending.runs.merge_plan import PART_SIZE, Sketch, part_size, plan
 from timer.pending.runs.read_window import LOADED_SIZE_MAX, ReadAhead, ReadWindow
-from timer.pending.runs.row_reader import in_run
+from timer.pending.runs.row_reader import find_in_run
 from timer.pending.runs.run import SUFFIX, TOPIC_ROWS, Finder, Range, Run, RunMeta, is_tombstone
 from timer.pending.runs.run_writer import Pace, write_parts
 
 AHEAD_MS: Final = 2_000
 """Rows that are due within this time are copied out of runs."""
-AGAIN_MS: Final = 1_000
+REFILL_MS: Final = 1_000
 """Reading continues when the loaded rows reach less far than this."""
 WARM_MS: Final = 5_000
 """Span after the fire position that a new run loads before use. Firing may lag by so much."""
@@ -60,7 +60,7 @@ class Candidates(Protocol):
     def candidates(
         self, run: Run, names: list[tuple[int, bytes]]
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return the result of `row_reader.in_run`; None if the run was not read."""
+        """Return the result of `row_reader.find_in_run`; None if the run was not read."""
 
 
 class PrefetchedTimers:
@@ -85,13 +85,13 @@ class PrefetchedTimers:
         """
         finder = Finder()
         for run in self._runs:
-            asked = np.flatnonzero(self._rows | bool(run.meta.tombstones))
-            if not len(asked):
+            targets = np.flatnonzero(self._rows | bool(run.meta.tombstones))
+            if not len(targets):
                 continue
             with suppress(FileNotFoundError):  # a merge has removed the run
-                here, rows = finder.find(run, self.due_ms[asked], self.seq[asked])
+                here, rows = finder.find(run, self.due_ms[targets], self.seq[targets])
                 found, every = np.zeros(len(self.seq), np.bool_), np.zeros(len(self.seq), ROW)
-                found[asked[here]], every[asked[here]] = True, rows
+                found[targets[here]], every[targets[here]] = True, rows
                 self._found[run.meta.number] = found, every
 
     def answer(
@@ -111,7 +111,7 @@ class PrefetchedTimers:
 class Runs:
     """See the module. `directory` is for runs alone; it is created if missing."""
 
-    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN_HASHER) -> None:
         self._disk = disk
         self._hasher = hasher
         self._directory = directory
@@ -124,15 +124,15 @@ class Runs:
         self._merge: Merge | None = None
         self._damaged: set[int] = set()
         """Numbers of runs that are neither merged nor read ahead any more."""
-        self.gone: DeletedTopics = NONE
+        self.deleted_topics: DeletedTopics = NONE_DELETED
         """The deleted topics. `peeks` still returns their rows."""
         self._next_due: int | None = None
         """Least due of a row after the fire position. NEVER: no such row. None: unknown."""
-        self._vacant: dict[int, tuple[DeletedTopics, int]] = {}
+        self._deleted_rows_by_run: dict[int, tuple[DeletedTopics, int]] = {}
         """Number of a run -> (deleted topics, how many of its rows belong to them)."""
-        self._held: LiveRows | None = None
+        self._held_rows: LiveRows | None = None
         """The rows of runs that a sweep reads."""
-        self._due: LiveRows | None = None
+        self._due_rows: LiveRows | None = None
         """The rows of runs for FIREs, if many due rows are dead or were not loaded in time."""
         self._next_buf = count(1)
         self._next_number = 1
@@ -188,7 +188,9 @@ class Runs:
     @property
     def window_end_ms(self) -> int | None:
         """All rows due before this are loaded, except held ones. None: rows of any due time."""
-        ends = (each.end_ms for each in self._windows if each.run.meta.first.due_ms < ASIDE)
+        ends = (
+            each.end_ms for each in self._windows if each.run.meta.first.due_ms < HELD_OFFSET_MS
+        )
         return min((end for end in ends if end is not None), default=None)
 
     # ---- reading
@@ -201,59 +203,67 @@ class Runs:
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield the buffers that the rows of `peeks`, `begin_held` and `begin_due` point into."""
-        read = [each.bufs() for each in (self._held, self._due) if each is not None]
+        read = [each.bufs() for each in (self._held_rows, self._due_rows) if each is not None]
         return chain((window.bufs for window in self._windows if window.bufs), *read)
 
     def must_read(self, after: Position, until_ms: int) -> bool:
         """Return whether `peeks` has to read a file."""
-        return any(window.lacks(after, until_ms) for window in self._windows)
+        return any(window.must_read(after, until_ms) for window in self._windows)
 
     def begin_due(self, after: Position) -> LiveRows:
         """Return the live rows after the fire position, for a thread to read."""
-        return self.due_ahead(after) or self._begin_due(after)
+        rows = self.continue_due(after)
+        if rows is None:
+            rows = LiveRows(self._due_runs(after), self.deleted_topics, after, self.new_buf)
+            self._due_rows = rows
+        return rows
 
-    def due_ahead(self, after: Position) -> LiveRows | None:
-        """Return the live rows that a thread has read. None: the caller uses `peeks`."""
-        if self._due is not None and not self._due.go_on(after, self._due_runs(after), self.gone):
-            self._due = None
-        return self._due
-
-    def _begin_due(self, after: Position) -> LiveRows:
-        self._due = LiveRows(self._due_runs(after), self.gone, after, self.new_buf)
-        return self._due
+    def continue_due(self, after: Position) -> LiveRows | None:
+        """Go on with the live rows that a thread has read. None: the caller uses `peeks`."""
+        if self._due_rows is not None and not self._due_rows.continue_from(
+            after, self._due_runs(after), self.deleted_topics
+        ):
+            self._due_rows = None
+        return self._due_rows
 
     def _due_runs(self, after: Position) -> list[Run]:
-        runs = [each for each in self.runs if each.meta.first.due_ms < ASIDE]
+        runs = [each for each in self.runs if each.meta.first.due_ms < HELD_OFFSET_MS]
         return [run for run in runs if run.meta.last > after]
 
     def end_due(self, position: Position) -> None:
         """Note that all due rows up to here have fired."""
-        if self._due is None:
+        if self._due_rows is None:
             return
-        found = {id(window.run): window for window in self._due.windows_at(position)}
+        found = {id(window.run): window for window in self._due_rows.windows_at(position)}
         for at, window in enumerate(self._windows):
-            if window.lost and id(window.run) in found:
+            if window.must_seek and id(window.run) in found:
                 self._windows[at] = found[id(window.run)]
-        self._due = None
+        self._due_rows = None
 
-    def cancelled(self, seq: U64) -> None:
+    def note_cancelled(self, seq: U64) -> None:
         """Note that these timers have tombstones."""
-        for each in (self._held, self._due):
+        for each in (self._held_rows, self._due_rows):
             if each is not None:
-                each.cancel(seq)
+                each.note_cancelled(seq)
 
-    def begin_held(self, after: Position, only: Only | None) -> LiveRows:
+    def begin_held(self, after: Position, sweep_topics: SweepTopics | None) -> LiveRows:
         """Return the held rows from a position on: of the sweep's topics, or of all (None)."""
-        gone = self.gone if only is None else only.others
-        runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
-        runs = [run for run in runs if _rows_of(run.meta, gone) < run.meta.rows]
-        if self._held is None or not self._held.go_on(after, runs, gone):
-            self._held = LiveRows(runs, gone, after, self.new_buf)
-        return self._held
+        skipped_topics = self.deleted_topics if sweep_topics is None else sweep_topics.others
+        runs = [
+            run
+            for run in self.runs
+            if run.meta.last.due_ms >= HELD_OFFSET_MS and run.meta.last > after
+        ]
+        runs = [run for run in runs if _count_rows_of(run.meta, skipped_topics) < run.meta.rows]
+        if self._held_rows is None or not self._held_rows.continue_from(
+            after, runs, skipped_topics
+        ):
+            self._held_rows = LiveRows(runs, skipped_topics, after, self.new_buf)
+        return self._held_rows
 
     def end_held(self) -> None:
         """Free the held rows that were read."""
-        self._held = None
+        self._held_rows = None
 
     def next_due(self) -> int | None:
         """Return the due of the first row of all runs; None if there is none."""
@@ -281,17 +291,17 @@ class Runs:
         rows = np.zeros(len(seq), ROW)
         timer = np.zeros(len(seq), np.bool_)
         cancelled = np.zeros(len(seq), np.bool_)
-        within = Range.of(due_ms, seq)
+        ranges = Range.of(due_ms, seq)
         for run in self.runs:
-            if not within.meets(run.meta):
+            if not ranges.overlaps(run.meta):
                 continue
-            asked = np.flatnonzero(~timer | (run.meta.tombstones > 0))
-            found, here = self._find(run, due_ms[asked], seq[asked])
-            mine, dead = asked[found], is_tombstone(here)
+            targets = np.flatnonzero(~timer | (run.meta.tombstones > 0))
+            found, here = self._find(run, due_ms[targets], seq[targets])
+            mine, dead = targets[found], is_tombstone(here)
             cancelled[mine[dead]] = True
             timer[mine[~dead]] = True
             rows[mine[~dead]] = here[~dead]
-        found = timer & ~cancelled & ~self.gone.of(rows["topic"])
+        found = timer & ~cancelled & ~self.deleted_topics.of(rows["topic"])
         return found, rows[found]
 
     def find_one(self, due_ms: int, seq: int) -> RowArray:
@@ -303,7 +313,7 @@ class Runs:
         none = timer = np.empty(0, ROW)
         for window in self._windows:
             run, meta = window.run, window.run.meta
-            if not meta.may_hold(due_ms, seq) or (len(timer) and not meta.tombstones):
+            if not meta.may_contain(due_ms, seq) or (len(timer) and not meta.tombstones):
                 continue
             if self._prefetched is None:
                 row = self.finder.find_one(run, due_ms, seq)
@@ -314,7 +324,11 @@ class Runs:
             if is_tombstone(row)[0]:
                 return none
             timer = row
-        return none if len(timer) and self.gone and self.gone.of(timer["topic"])[0] else timer
+        return (
+            none
+            if len(timer) and self.deleted_topics and self.deleted_topics.of(timer["topic"])[0]
+            else timer
+        )
 
     def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
         known = None if self._prefetched is None else self._prefetched.answer(run, due_ms, seq)
@@ -343,25 +357,25 @@ class Runs:
             if not run.meta.keys_size or run.meta.last <= position:
                 continue
             known = None if prefetch is None or names is None else prefetch.candidates(run, names)
-            number, rows = known or in_run(run, hashes, topic, keys)
+            number, rows = known or find_in_run(run, hashes, topic, keys)
             if not len(number):
                 continue
-            left = after(rows["due_ms"], rows["seq"], position)
-            which.append(number[left])
-            parts.append(rows[left])
+            live = after(rows["due_ms"], rows["seq"], position)
+            which.append(number[live])
+            parts.append(rows[live])
         found, rows = np.concatenate(which), np.concatenate(parts)
-        left = ~self._buried(rows["due_ms"].copy(), rows["seq"].copy())
-        left &= ~self.gone.of(rows["topic"])
-        return found[left], rows[left]
+        live = ~self._have_tombstones(rows["due_ms"].copy(), rows["seq"].copy())
+        live &= ~self.deleted_topics.of(rows["topic"])
+        return found[live], rows[live]
 
-    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+    def _have_tombstones(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which timers have a tombstone in a run (n, bool)."""
         dead = np.zeros(len(seq), np.bool_)
         for run in self.runs:
             if run.meta.tombstones and len(seq):
-                asked = np.flatnonzero(~dead)
-                found, here = self._find(run, due_ms[asked], seq[asked])
-                dead[asked[found]] |= is_tombstone(here)
+                targets = np.flatnonzero(~dead)
+                found, here = self._find(run, due_ms[targets], seq[targets])
+                dead[targets[found]] |= is_tombstone(here)
         return dead
 
     def use_prefetched(self, timers: PrefetchedTimers | None) -> None:
@@ -370,16 +384,18 @@ class Runs:
 
     # ---- reading ahead
 
-    def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
+    def begin_read_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
         """Return the rows that a thread should load for the next two seconds; None: none now."""
-        room = LOADED_SIZE_MAX - self.loaded_size
-        sound = [w for w in self._windows if w.run.meta.number not in self._damaged]
-        if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in sound):
+        size_max = LOADED_SIZE_MAX - self.loaded_size
+        undamaged = [w for w in self._windows if w.run.meta.number not in self._damaged]
+        if size_max <= 0 or not any(
+            window.has_unloaded(now_ms + REFILL_MS) for window in undamaged
+        ):
             return None
         until_ms = now_ms + AHEAD_MS
-        return ReadAhead([w for w in sound if w.wants(until_ms)], until_ms, room)
+        return ReadAhead([w for w in undamaged if w.has_unloaded(until_ms)], until_ms, size_max)
 
-    def end_ahead(self, ahead: ReadAhead) -> None:
+    def end_read_ahead(self, ahead: ReadAhead) -> None:
         """Use the rows that were loaded."""
         ahead.install(self._windows)
 
@@ -394,8 +410,8 @@ class Runs:
             CorruptFileError: a chunk comes from a run that doesn't verify.
             DiskFailedError: the process must stop.
         """
-        where = self._disk, self._directory, iter(numbers)
-        return write_parts(*where, chunks, size, pace, self._hasher)
+        place = self._disk, self._directory, iter(numbers)
+        return write_parts(*place, chunks, size, pace, self._hasher)
 
     def warm(self, metas: Iterable[RunMeta], position: Position) -> list[ReadWindow]:
         """Open new runs and load the rows that are due soon, before use. For a thread.
@@ -425,25 +441,28 @@ class Runs:
         past = [
             window
             for window in self._windows
-            if (meta := window.run.meta).last <= position or self._gone_rows(meta) == meta.rows
+            if (meta := window.run.meta).last <= position or self._deleted_rows(meta) == meta.rows
         ]
         self._retire([window for window in past if id(window.run) not in merging])
 
     def _retire(self, windows: Sequence[ReadWindow]) -> None:
         self._next_due = None
-        gone = {id(window) for window in windows}
+        retired = {id(window) for window in windows}
         self._retired += [window.run.meta for window in windows]
-        self._windows = [window for window in self._windows if id(window) not in gone]
+        self._windows = [window for window in self._windows if id(window) not in retired]
         for window in windows:
-            self._vacant.pop(window.run.meta.number, None)
+            self._deleted_rows_by_run.pop(window.run.meta.number, None)
 
-    def _gone_rows(self, meta: RunMeta) -> int:
+    def _deleted_rows(self, meta: RunMeta) -> int:
         """Return how many rows of a run, tombstones included, belong to deleted topics."""
-        if not self.gone:
+        if not self.deleted_topics:
             return 0
-        known = self._vacant.get(meta.number)
-        if known is None or known[0] is not self.gone:
-            known = self._vacant[meta.number] = self.gone, _rows_of(meta, self.gone)
+        known = self._deleted_rows_by_run.get(meta.number)
+        if known is None or known[0] is not self.deleted_topics:
+            known = self._deleted_rows_by_run[meta.number] = (
+                self.deleted_topics,
+                _count_rows_of(meta, self.deleted_topics),
+            )
         return known[1]
 
     def forget(self, retired: Sequence[RunMeta]) -> None:
@@ -471,17 +490,19 @@ class Runs:
             return None
         live = [run for run in self.runs if run.meta.last > position]
         live = [run for run in live if run.meta.number not in self._damaged]
-        sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
+        sketches = [_sketch(run, position, self._deleted_rows(run.meta)) for run in live]
 
         def fits(places: Sequence[int]) -> bool:
             size = sum(live[number].size_after(position) for number in places)
-            return _size_left(size, [sketches[number] for number in places]) <= size_max
+            return _merged_size(size, [sketches[number] for number in places]) <= size_max
 
         chosen = tuple(live[number] for number in plan(sketches, fits))
         if not chosen:
             return None
         size = sum(run.size_after(position) for run in chosen)
-        self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position, self.gone)
+        self._merge = Merge(
+            chosen, self.new_numbers(size), part_size(size), position, self.deleted_topics
+        )
         return self._merge
 
     def write_merge(self, merge: Merge, pace: Pace) -> list[RunMeta]:
@@ -492,7 +513,7 @@ class Runs:
             DiskFailedError: the process must stop.
         """
         try:
-            return self.write(merge.numbers, merged(merge), merge.part_size, pace)
+            return self.write(merge.numbers, merged_rows(merge), merge.part_size, pace)
         except (CorruptFileError, UnknownVersionError):
             for name in self._disk.list_dir(self._directory):
                 number = name.partition(".")[0]
@@ -519,30 +540,32 @@ class Runs:
         self._damaged |= damaged
 
 
-def _sketch(run: Run, position: Position, gone: int) -> Sketch:
+def _sketch(run: Run, position: Position, deleted_rows: int) -> Sketch:
     meta = run.meta
     rows = run.rows_after(position)
-    tombstones, gone = (count * rows // meta.rows for count in (meta.tombstones, gone))
-    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, gone)
+    tombstones, deleted_rows = (
+        count * rows // meta.rows for count in (meta.tombstones, deleted_rows)
+    )
+    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, deleted_rows)
 
 
-def _size_left(size: int, runs: Sequence[Sketch]) -> int:
+def _merged_size(size: int, runs: Sequence[Sketch]) -> int:
     """Return about how many bytes a merge of `runs` writes. They have `size` bytes.
 
     A tombstone removes one timer. Tombstones of timers in other runs stay.
     """
-    graves = sum(run.tombstones for run in runs)
-    timers = sum(max(0, run.rows - run.tombstones - run.gone) for run in runs)
-    if not graves and not any(run.gone for run in runs):
+    tombstones = sum(run.tombstones for run in runs)
+    timers = sum(max(0, run.rows - run.tombstones - run.deleted_rows) for run in runs)
+    if not tombstones and not any(run.deleted_rows for run in runs):
         return size
-    share = max(0, timers - graves) / max(1, sum(run.rows - run.tombstones for run in runs))
-    return int(size * share) + graves * ROW.itemsize
+    share = max(0, timers - tombstones) / max(1, sum(run.rows - run.tombstones for run in runs))
+    return int(size * share) + tombstones * ROW.itemsize
 
 
-def _rows_of(meta: RunMeta, gone: DeletedTopics) -> int:
+def _count_rows_of(meta: RunMeta, topics: DeletedTopics) -> int:
     """Return how many rows of a run, tombstones included, belong to these topics."""
-    if not gone:
+    if not topics:
         return 0
     table = np.frombuffer(meta.topics, TOPIC_ROWS)
-    mine = table[gone.of(table["topic"])]
+    mine = table[topics.of(table["topic"])]
     return int(mine["timers"].sum(dtype=np.int64) + mine["tombstones"].sum(dtype=np.int64))

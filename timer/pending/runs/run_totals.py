@@ -19,7 +19,7 @@ from timer.pending.runs.run import BATCH, TOPIC_ROWS, BatchColumns, Run
 class RunTotals:
     """Counts the timers of existing topics in a run, less its tombstones. See the module."""
 
-    def __init__(self, run: Run, gone: DeletedTopics) -> None:
+    def __init__(self, run: Run, deleted_topics: DeletedTopics) -> None:
         self._run = run
         self.exact = True
         """Whether all counts so far are exact."""
@@ -27,7 +27,7 @@ class RunTotals:
         count = -(-len(run) // run.meta.stripe)
         stripe = table["stripe"].astype(np.intp)
         signed = table["timers"].astype(np.int64) - table["tombstones"]
-        signed[gone.of(table["topic"])] = 0
+        signed[deleted_topics.of(table["topic"])] = 0
         self._live = np.bincount(stripe, signed, count).astype(np.int64)
         self._before = np.concatenate([[0], np.cumsum(self._live)])
         rows = np.frombuffer(run.meta.batches, BATCH)["rows"].astype(np.int64)

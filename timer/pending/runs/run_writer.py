@@ -24,12 +24,12 @@ try:  # pyarrow.compute makes a Python function of every function of Arrow, whic
 except ImportError:  # in another release
     from pyarrow.compute import CastOptions, call_function
 
-from timer.entries.crc import joined
+from timer.entries.crc import concat_crc32
 from timer.files.disk import AppendFile, Disk
 from timer.model.columns import Buffers, RowArray
 from timer.model.firing_order import Position, concat
-from timer.pending.memory.held_rows import ASIDE, apart
-from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.held_rows import HELD_OFFSET_MS, split_held
+from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
 from timer.pending.runs import key_file
 from timer.pending.runs.run import (
     BATCH,
@@ -41,7 +41,7 @@ from timer.pending.runs.run import (
     is_tombstone,
     padded,
 )
-from timer.pending.runs.run_index import RunAside
+from timer.pending.runs.run_index import RunIndexes
 
 STEP_SIZE: Final = 1 << 20
 GATHER_SIZE: Final = 4 << 20
@@ -81,7 +81,7 @@ def unpaced(_: int) -> None:
     """Do not wait between steps."""
 
 
-def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
+def binary_column(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
     """Return payload, key or headers of `rows`, in their order.
 
     Arrow gathers them from their buffers, so only the bytes of these rows are copied. Strings that
@@ -93,7 +93,7 @@ def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
     views = np.zeros(n, _VIEW)
     views["size"] = size
     far = np.flatnonzero(size > INLINE_SIZE)
-    numbers, views["buffer"][far] = _numbered(rows["buf"][far])
+    numbers, views["buffer"][far] = _distinct(rows["buf"][far])
     views["start"][far] = rows[f"{name}_start"][far]
     near = np.flatnonzero((size > 0) & (size <= INLINE_SIZE))
     views["text"][near] = _slices(rows[near], bufs, name)
@@ -102,7 +102,7 @@ def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
     return call_function("cast", [found], CastOptions.safe(pa.binary()))
 
 
-def _numbered(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np.intp]]:
+def _distinct(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np.intp]]:
     """Return the different values, ascending, and the place of each value among them (n,)."""
     if not len(values):
         return [], np.empty(0, np.intp)
@@ -126,7 +126,7 @@ class RunWriter:
         directory: Path,
         number: int,
         pace: Pace = unpaced,
-        hasher: KeyHasher = PLAIN,
+        hasher: KeyHasher = PLAIN_HASHER,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -144,7 +144,7 @@ class RunWriter:
         self._batches: list[npt.NDArray[np.void]] = []
         self._tombstones = 0
         self._seqs: tuple[int, int] = ((1 << 64) - 1, 0)
-        self._aside = RunAside(hasher)
+        self._indexes = RunIndexes(hasher)
 
     def add(self, rows: RowArray, bufs: Buffers) -> None:
         """Append rows. `bufs` contains the buffers that they point into, and maybe others."""
@@ -163,14 +163,14 @@ class RunWriter:
             self._write_pending(everything=True)
         assert self._file is not None
         self._arrow.close()
-        footer = self._sink.taken()
+        footer = self._sink.take_chunks()
         footer_crc32 = self._write(footer)
         self._file.sync()
-        keys_size, keys_crc32 = self._aside.write_keys(
+        keys_size, keys_crc32 = self._indexes.write_keys(
             self._disk, self._directory / f"{self._number:010d}{key_file.SUFFIX}", self._pace
         )
         self._disk.sync_dir(self._directory)
-        stripe, topics = self._aside.topics()
+        stripe, topics = self._indexes.topics()
         batches = np.concatenate(self._batches)
         first, last = batches[0], batches[-1]
         return RunMeta(
@@ -217,7 +217,7 @@ class RunWriter:
 
     def _write_batches(self, rows: RowArray, ends: npt.NDArray[np.int64]) -> None:
         """Write gathered rows as batches. `ends`: 0, then the end of each batch."""
-        binaries = [gathered(rows, self._bufs, name) for name in _BINARIES]
+        binaries = [binary_column(rows, self._bufs, name) for name in _BINARIES]
         for start, stop in pairwise(ends.tolist()):
             mine = [_part(binary, start, stop) for binary in binaries]
             self._write_batch(rows[start:stop], mine)
@@ -230,7 +230,7 @@ class RunWriter:
         batch = pa.record_batch([*numbers, *binaries], schema=_SCHEMA)
         assert self._arrow is not None
         self._arrow.write_batch(batch)
-        data = self._sink.taken()
+        data = self._sink.take_chunks()
         size = pa.ipc.get_record_batch_size(batch)
         extra = sum(map(len, data)) - size  # the schema is written before the first batch
         entry = np.zeros(1, BATCH)
@@ -244,15 +244,15 @@ class RunWriter:
         entry["key_at"] = key_at = headers_at - blob_sizes[1] - offsets_size
         entry["payload_at"] = payload_at = key_at - blob_sizes[0]
         entry["due_at"] = due_at = payload_at - head_size(n)
-        self._write(_within(data, 0, extra))
-        whole = _within(data, extra, extra + size)
-        entry["head_crc32"] = _crc32(_within(whole, due_at, payload_at))
+        self._write(_byte_range(data, 0, extra))
+        whole = _byte_range(data, extra, extra + size)
+        entry["head_crc32"] = _crc32(_byte_range(whole, due_at, payload_at))
         for name, place in (("first", 0), ("last", -1)):
             entry[f"{name}_due"] = columns[0][place]
             entry[f"{name}_seq"] = columns[1][place]
         self._batches.append(entry)
         keys_at = int(entry["position"][0]) + int(key_at) + offsets_size
-        self._aside.add(rows, binaries[1], keys_at)
+        self._indexes.add(rows, binaries[1], keys_at)
         timers = columns[1][~is_tombstone(rows)]
         self._tombstones += n - len(timers)
         if len(timers):
@@ -276,10 +276,10 @@ class RunWriter:
         file = self._file
         assert file is not None
         position, size, crc32 = 0, sum(map(len, data)), _crc32(data)
-        self._crc32 = joined(self._crc32, crc32, size)
+        self._crc32 = concat_crc32(self._crc32, crc32, size)
         while position < size:
             step = min(STEP_SIZE - self._unsynced, size - position)
-            file.write(_within(data, position, position + step))
+            file.write(_byte_range(data, position, position + step))
             position += step
             self._unsynced += step
             if self._unsynced >= STEP_SIZE:
@@ -296,7 +296,7 @@ def write_parts(  # noqa: PLR0913 -- place, sizes, pace and content
     chunks: Iterable[tuple[RowArray, Buffers]],
     part_size: int,
     pace: Pace = unpaced,
-    hasher: KeyHasher = PLAIN,
+    hasher: KeyHasher = PLAIN_HASHER,
 ) -> list[RunMeta]:
     """Write sorted rows to durable runs of `part_size` bytes each. Return them in order.
 
@@ -311,9 +311,9 @@ def write_parts(  # noqa: PLR0913 -- place, sizes, pace and content
     writer: RunWriter | None = None
     room, held = part_size, False
     try:
-        for part, bufs in ((part, bufs) for chunk, bufs in chunks for part in apart(chunk)):
+        for part, bufs in ((part, bufs) for chunk, bufs in chunks for part in split_held(chunk)):
             rows, before = part, held
-            held = int(rows["due_ms"][0]) >= ASIDE
+            held = int(rows["due_ms"][0]) >= HELD_OFFSET_MS
             if writer is not None and held != before:
                 metas.append(writer.finish())
                 writer.close()
@@ -371,7 +371,7 @@ class _Sink:
     def close(self) -> None:
         """Do nothing: the sink has no file."""
 
-    def taken(self) -> list[memoryview]:
+    def take_chunks(self) -> list[memoryview]:
         chunks, self._chunks = self._chunks, []
         return chunks
 
@@ -425,7 +425,7 @@ def _batch_ends(sizes: npt.NDArray[np.int64], *, everything: bool) -> npt.NDArra
     return np.array(ends, np.int64)
 
 
-def _within(chunks: list[memoryview], start: int, stop: int) -> list[memoryview]:
+def _byte_range(chunks: list[memoryview], start: int, stop: int) -> list[memoryview]:
     """Return bytes [start, stop) of the concatenated chunks."""
     found, position = [], 0
     for chunk in chunks:
