@@ -124,7 +124,7 @@ class Loop:
     def _step(self) -> int:
         """Do the work of StatePlane._step. Return the number of deliveries."""
         self.leader.step(self.now)
-        out = self.leader.hand_out(self.now)
+        out = self.leader.deliver(self.now)
         for delivery in out:
             delivery.lease.consumer.sink(delivery)
         if self.leader.groups.waiting:

@@ -299,7 +299,7 @@ def _deliver_and_ack(loop: StagedLoop, got: list[Delivery]) -> int:
     ids = LeaseIds(b"secret", loop.leader.epoch)
 
     def deliver() -> bool:
-        out = loop.leader.hand_out(loop.now)
+        out = loop.leader.deliver(loop.now)
         for each in out:
             each.lease.consumer.sink(each)
             wire_rows.deliveries_of(each, ids, SALT).SerializeToString()

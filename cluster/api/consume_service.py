@@ -228,7 +228,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 delivered.set_exception(why)
 
         lease_ms = request.lease_ms or group.settings.lease_ms
-        consumer = ConsumerStream("receive", lease_ms, take, end=end, once=True)
+        consumer = ConsumerStream("receive", lease_ms, take, end=end, single_lease=True)
         consumer.delivery_max = partial(self.outboxes.delivery_max, caller_name())
         leader.groups.join(group, consumer)
         reached = False
@@ -440,12 +440,12 @@ class _Stream:
         self._on_way_bytes -= sum(received)
         if self._consumer is not None and (received or request.window_bytes):
             self._limit(self._consumer)
-            self._consumer.paused |= self._consumer.room <= 0  # the window may be smaller now
+            self._consumer.paused |= self._consumer.bytes_left <= 0  # the window may be smaller now
             self._resume()
 
     def _limit(self, consumer: ConsumerStream) -> None:
-        consumer.one_by_one = self._outboxes.is_crowded
-        consumer.room = self._window - self._on_way_bytes if self._window else UNBOUNDED
+        consumer.pauses_after_lease = self._outboxes.is_crowded
+        consumer.bytes_left = self._window - self._on_way_bytes if self._window else UNBOUNDED
 
     def credit(self, messages: int) -> None:
         """Add the client's credit for `messages` more, up to CREDIT_MAX in all."""
@@ -463,7 +463,7 @@ class _Stream:
 
     def _end_credit(self) -> None:
         assert self._consumer is not None
-        self._leader.groups.end_credit(self._consumer)
+        self._consumer.end_credit()
         self._credit_ended = self._last_lease
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
@@ -494,7 +494,7 @@ class _Stream:
 
     def _report_presence(self) -> None:
         if self._consumer is not None:
-            self._leader.groups.heard(self._group, self._consumer)
+            self._leader.groups.on_request(self._group, self._consumer)
 
     def _end_if_answered(self) -> None:
         if (self.ended is not None or not self._reading) and not self._acking:
@@ -542,10 +542,10 @@ class _Stream:
         else:
             self._received += 1
         self._outboxes.add(self._peer, self._caller, size)
-        was_held = self._consumer.paused or self._consumer.room <= 0
+        was_held = self._consumer.paused or self._consumer.bytes_left <= 0
         self._limit(self._consumer)
         is_full = self._outbox_bytes > self._outboxes.most(self._caller)
-        self._consumer.paused = is_full or self._consumer.room <= 0
+        self._consumer.paused = is_full or self._consumer.bytes_left <= 0
         self._last_lease = lease_id
         response = pb.ConsumeResponse(deliveries=deliveries)
         self._enqueue(_Outgoing(response, size, 0, lease_id, messages))
@@ -608,7 +608,7 @@ class _Stream:
     def _resume(self) -> None:
         """Let the consumer have messages again, if it reads and has room for them."""
         consumer, left = self._consumer, self._outbox_bytes - self._writing
-        if consumer is None or not consumer.paused or consumer.room < self._window // 2:
+        if consumer is None or not consumer.paused or consumer.bytes_left < self._window // 2:
             return
         if left <= self._outboxes.most(self._caller) // 2:
             self._limit(consumer)

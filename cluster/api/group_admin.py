@@ -18,7 +18,7 @@ from cluster.settings.config import GroupsConfig
 from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
 from timer.leader.groups import dead_letters
-from timer.leader.groups.group_batch import Done
+from timer.leader.groups.group_batch import OnResult
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import DELIVERY_BYTES, ConsumerStream
 from timer.leader.leader import Leader
@@ -182,7 +182,7 @@ class GroupDesk:
         offset = QueueOffset(request.offset) if to == "offset" else offset
         await self._ask(found, lambda done: groups.seek(found, offset, done))
 
-    async def _ask(self, group: Group, start: Callable[[Done], None]) -> None:
+    async def _ask(self, group: Group, start: Callable[[OnResult], None]) -> None:
         """Start a group's op; repeat it if a seek has assigned another group id meanwhile.
 
         Raises:
@@ -345,7 +345,7 @@ class GroupDesk:
             take,
             end=end,
             withdraw=lambda lease_id: [lease_id],  # no application gets it: no failure counts
-            once=True,
+            single_lease=True,
         )
         leader.groups.join(group, consumer)
         try:

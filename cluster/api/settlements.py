@@ -17,7 +17,7 @@ from cluster.api.group_admin import GroupDesk
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.row_messages import lease_in
 from cluster.rpc import grpc_errors
-from timer.leader.groups.group_batch import Done
+from timer.leader.groups.group_batch import OnResult
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.columns import I64
@@ -76,12 +76,12 @@ class LeaseAsker:
         """Return the number of the lease that a request names; 0: none, or another consumer's."""
         number = self.ids.number_of(request.lease_id)
         holder = self.leader.groups.holder(self.group, Epoch(request.epoch), number)
-        if holder is not None and (None if holder.once else holder) is not self.consumer:
+        if holder is not None and (None if holder.single_lease else holder) is not self.consumer:
             return LeaseId(0)
         return number
 
 
-def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> Iterator[None]:
+def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: OnResult) -> Iterator[None]:
     """Pass a consumer's request to the leader; `done` gets a verdict per offset or lease.
 
     Yields between two portions: the caller kicks the leader and gives the event loop a turn. The
@@ -112,7 +112,7 @@ def _check_most(field: str, count: int, most: int) -> None:
         raise InvalidRequestError(field, count, f"1 to {most} in one request")
 
 
-def settle(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None:
+def settle(asker: LeaseAsker, request: Settlement, now: Now, done: OnResult) -> None:
     """Pass a request about one lease to the leader; `done` gets a verdict per offset.
 
     Raises:
@@ -134,7 +134,7 @@ def settle(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None
         case pb.AckRequest():
             leader.groups.ack(group, *held, done)
         case pb.NackRequest() if request.unseen:
-            done(leader.groups.give_back(group, *held))
+            done(leader.groups.release(group, *held))
         case pb.NackRequest():
             delay_ms = request.delay_ms if request.HasField("delay_ms") else None
             if (delay_ms or 0) > PAUSE_MS_MAX:

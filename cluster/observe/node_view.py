@@ -270,7 +270,7 @@ class NodeState(TopicView):
         machine = engine.machine
         now, clocks, backups = self._host.now(), self._host.clock_report(), self._backups
         due = machine.store.next_due() if leader is not None else None
-        held = [] if leader is None else [*leader.groups.all_leased()]
+        held = [] if leader is None else [*leader.groups.all_lease_counts()]
         lags = [] if leader is None else self._lags
         awaited = lag.of_consumers(lags)
         late, current = self.last_late(), self.is_current()
@@ -356,7 +356,7 @@ class NodeState(TopicView):
         for group in chosen.values():
             topic = topics.get(group.topic)
             if topic is not None and not group.deleted:
-                leased, consumers = leader.groups.leased(group)
+                leased, consumers = leader.groups.lease_counts(group)
                 found.append(((topic.name, group.name), (consumers, leased)))
         return tuple(found)
 

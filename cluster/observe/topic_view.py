@@ -251,7 +251,7 @@ class TopicView:
 
     def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:
         leader = self._host.leader
-        leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
+        leased, consumers = leader.groups.lease_counts(group) if leader is not None else (0, 0)
         status = group_admin.status_of(group, topic.queue.end, leased, consumers)
         if leader is not None:
             lags = lag.of_group(leader, topic, group, clock_ms)

@@ -419,7 +419,7 @@ class StatePlane:
         self._io.run_timed(leader.step, now)
         held = self._io.lease_held()
         if held:
-            for delivery in self._io.run_timed(leader.hand_out, now):
+            for delivery in self._io.run_timed(leader.deliver, now):
                 self._io.run_timed(self._deliver, delivery)
             if leader.groups.waiting:  # deliveries need entries
                 self._io.run_timed(leader.step, now)

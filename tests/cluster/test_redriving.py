@@ -66,7 +66,7 @@ class Handing(Hosted):
 
     def step(self) -> None:
         for _ in range(2):  # the first one reserves offsets
-            for delivery in self.leader.hand_out(self.now()):
+            for delivery in self.leader.deliver(self.now()):
                 delivery.lease.consumer.sink(delivery)
                 self.behind()
                 catch_up(self.engine, self.log)
@@ -125,7 +125,7 @@ async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> N
 async def test_chosen_letter_that_a_consumer_has_stays() -> None:
     host, had = Handing(), list[Any]()
     group = host.engine.machine.topic_by_name[DEAD].groups[dead_letters.GROUP]
-    consumer = ConsumerStream("c", 30_000, had.append, once=True)
+    consumer = ConsumerStream("c", 30_000, had.append, single_lease=True)
     host.leader.groups.join(group, consumer)
     host.leader.groups.credit(group, consumer, 2)
     host.step()

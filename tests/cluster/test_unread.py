@@ -28,7 +28,7 @@ def stream_of(
 ) -> _Stream:
     """Return the stream of a consumer. `calls`: those that the leader's groups answer."""
     host: Any = SimpleNamespace(kick=kick, now=lambda: None)
-    groups = SimpleNamespace(**{"end_credit": lambda _: None} | calls)
+    groups = SimpleNamespace(**calls)
     leader: Any = SimpleNamespace(groups=groups)
     nothing: Any = None
     stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
@@ -133,11 +133,11 @@ async def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_
         done(np.array([1]))
 
     monkeypatch.setattr(settlements, "settle", settle)
+    monkeypatch.setattr(ConsumerStream, "end_credit", lambda _: credit_ends.append(len(settled)))
 
     stream = stream_of(
         ConsumerStream("c", 1_000, lambda _: None, credit=9),
         kick=lambda: kicks.append(len(settled)),
-        end_credit=lambda _: credit_ends.append(len(settled)),
     )
     leases = [struct.pack("<QQQ", 1, lease_id, 0) for lease_id in range(1, 6)]
     request = pb.NackRequest(leases=leases, request_no=7, ends_credit=True)
@@ -207,17 +207,17 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     assert answer is not None
     assert answer.leaving
     assert (consumer.paused, looks, stream._outboxes.total) == (False, [0], 0)
-    assert consumer.room == 6, "nothing is on its way"
-    consumer.room = 0  # the leader counts more bytes: it has no message ready for the rest
+    assert consumer.bytes_left == 6, "nothing is on its way"
+    consumer.bytes_left = 0  # the leader counts more bytes: it has no message ready for the rest
     stream._deliver(delivery(5))
-    assert (consumer.room, looks) == (1, [0, 0])
+    assert (consumer.bytes_left, looks) == (1, [0, 0])
     stream.note_window(pb.ConsumeRequest(window_bytes=4))
     with pytest.raises(InvalidRequestError, match="received = 2: must be at most 1, the number of"):
         stream.note_window(pb.ConsumeRequest(received=2))  # delivery 5 waits in the outbox
     assert await stream.next() is not None
     for received, room, asked in ((1, -1, 2), (2, 4, 3)):  # of deliveries 1 and 5
         stream.note_window(pb.ConsumeRequest(received=received))
-        assert (consumer.room, len(looks)) == (room, asked)
+        assert (consumer.bytes_left, len(looks)) == (room, asked)
 
 
 async def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_is_empty() -> None:

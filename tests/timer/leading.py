@@ -82,18 +82,18 @@ class Play:
         """Step, deliver and commit until nothing is left to do at this instant."""
         for _ in range(100):
             self.step()
-            self.hand_out()
+            self.deliver()
             self.step()
             if not self.appended:
                 return
             self.commit()
         raise AssertionError("not settled after 100 steps")
 
-    def hand_out(self) -> list[list[int]]:
+    def deliver(self) -> list[list[int]]:
         return [delivery.lease.offsets.tolist() for delivery in self.hand_out_new()]
 
     def hand_out_new(self) -> list[Delivery]:
-        new = self.leader.hand_out(self.now)
+        new = self.leader.deliver(self.now)
         self.deliveries += new
         return new
 

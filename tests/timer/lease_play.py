@@ -117,12 +117,12 @@ class Play:
                 self.group.hand_over(QueueOffset(int(op.offsets[0])))
             else:
                 self.group.reserve(QueueOffset(int(op.offsets[0])))
-            self.leases.applied(op)
+            self.leases.on_applied(op)
 
-    def hand_out(self, limit: int = 1000) -> list[int]:
+    def deliver(self, limit: int = 1000) -> list[int]:
         """Deliver once, and check the promises about every delivered message."""
         now = MonoMs(self.now_ms), UnixMs(self.now_ms)
-        lease = self.leases.hand_out(*now, self.queue, limit)
+        lease = self.leases.deliver(*now, self.queue, limit)
         self.propose(self.leases.reserve())
         if lease is None:
             return []
@@ -167,7 +167,7 @@ class Play:
         """Hand over: the leader appends its last operations, and another leader begins."""
         for op in self.leases.hand_over():
             self.propose(op)
-        assert self.hand_out() == []
+        assert self.deliver() == []
         self.apply()
         handed_over = self.handed_over
         self.next_epoch()
@@ -234,7 +234,7 @@ def take_step(play: Play, what: str, value: int) -> None:
 SIMPLE: dict[str, Callable[[Play, int], object]] = {
     "fire": lambda play, value: play.fire(value),
     "join": lambda play, value: play.join(value),
-    "hand out": lambda play, value: play.hand_out(value),
+    "hand out": lambda play, value: play.deliver(value),
     "wait": lambda play, value: play.wait(value),
     "apply": lambda play, value: play.apply(value),
     "epoch": lambda play, _: play.next_epoch(),

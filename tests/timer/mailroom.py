@@ -106,7 +106,7 @@ class Mailroom:
         queue = self.engine.machine.topics[group.topic].queue
         self.log.op(Op.RESERVE, group.topic, group.group_id, [queue.end])
         self.apply()
-        lease = leases.hand_out(MonoMs(0), UnixMs(0), queue, self.chance.choice([1, 3, 100]))
+        lease = leases.deliver(MonoMs(0), UnixMs(0), queue, self.chance.choice([1, 3, 100]))
         if lease is None:
             self.step_fetch()
             return

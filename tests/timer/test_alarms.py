@@ -22,7 +22,7 @@ def test_what_is_due_is_what_a_dict_of_minima_says(steps: list[tuple[int, int, s
             taken = list[int]()
             while (first := alarms.next_ms()) is not None and first <= at_ms:
                 before = len(alarms._heap)
-                taken += alarms.due(at_ms, 2)
+                taken += alarms.take_due(at_ms, 2)
                 assert 1 <= before - len(alarms._heap) <= 2, "replaced ones count too"
             assert sorted(taken) == due
             known = {each: time_ms for each, time_ms in known.items() if time_ms > at_ms}
@@ -41,7 +41,7 @@ def test_far_alarm_that_nearer_ones_replace_again_and_again_is_kept_once() -> No
     for now_ms in range(0, 100_000, 100):
         alarms.set("g", 10**8)
         alarms.set("g", now_ms + 50)
-        assert [*alarms.due(now_ms + 99, STALE_MAX + 2)] == ["g"]
+        assert [*alarms.take_due(now_ms + 99, STALE_MAX + 2)] == ["g"]
     assert len(alarms._heap) <= STALE_MAX + 2
 
 

@@ -340,7 +340,7 @@ def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:
     play.settle()
     play.schedule("s", 0)
     play.settle()
-    while play.hand_out():
+    while play.deliver():
         pass
     assert len(play.deliveries) == len(groups)
     play.wait(LEASE_MS)
@@ -352,7 +352,7 @@ def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:
         play.commit()
     assert ended == [STEP_GROUPS, STEP_GROUPS, 1]
     play.settle()
-    while play.hand_out():
+    while play.deliver():
         pass
     assert len(play.deliveries) == 2 * len(groups)
 

@@ -331,7 +331,7 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
     play.leader.groups.credit(group, consumer, 5)
     play.wait(10 * LEASE_MS)
     play.settle()  # leases that were out end nowhere
-    assert [*play.leader.groups.all_leased()] == []
+    assert [*play.leader.groups.all_lease_counts()] == []
     assert not len(play.leader.groups._turns)
     assert group.deleted
 

@@ -17,8 +17,8 @@ from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy
 from timer.leader.groups import expiry, turns
-from timer.leader.groups.exits import DEAD_ROWS_MAX
-from timer.leader.groups.expiry import CHECK_INTERVAL_MS, expired_prefix
+from timer.leader.groups.ended_messages import DEAD_ROWS_MAX
+from timer.leader.groups.expiry import ALARM_STEP_MS, expired_prefix
 from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, EXPIRED
 from timer.model.columns import ROW
 from timer.model.timer_errors import InvalidRequestError, OverloadedError
@@ -295,7 +295,7 @@ def test_messages_of_one_moment_expire_in_one_entry() -> None:
     play.settle()
     assert len(ops_of(play, before)) == 1
     assert topic_of(play).queue.begin == 9
-    assert CHECK_INTERVAL_MS >= 90
+    assert ALARM_STEP_MS >= 90
 
 
 def test_alarms_of_one_moment_are_taken_a_few_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,13 +306,13 @@ def test_alarms_of_one_moment_are_taken_a_few_a_step(monkeypatch: pytest.MonkeyP
     play.leader.schedule(part_of(timers), play.done("s"))
     play.settle()
     part = play.leader.groups.expiry
-    assert len(part._alarms._known) == len(topics)
-    monkeypatch.setattr(expiry, "LOOKS_MAX", 2)
-    play.wait(TTL_MS + CHECK_INTERVAL_MS)
+    assert len(part._alarms._at_ms) == len(topics)
+    monkeypatch.setattr(expiry, "CHECKS_MAX", 2)
+    play.wait(TTL_MS + ALARM_STEP_MS)
     for left in (3, 1, 0):
         assert part.wake_at_ms(play.now) == play.mono_ms, "more are due"
         part.step(play.now)
-        assert (len(part._alarms._known), len(part._to_check)) == (left, 0)
+        assert (len(part._alarms._at_ms), len(part._to_check)) == (left, 0)
     assert part.wake_at_ms(play.now) is None
     play.settle()
     assert [topic.queue.begin for topic in topics] == [1] * 5
@@ -331,7 +331,7 @@ def test_leased_message_that_expires_is_nobodys_and_its_ack_is_told_so() -> None
     assert play.verdict("in time") == [ACCEPT]
     play.wait(TTL_MS)
     play.settle()
-    assert play.leader.groups.leased(group) == (0, 1)
+    assert play.leader.groups.lease_counts(group) == (0, 1)
     play.ack("late", first, [1])
     play.nack("late too", first, [1])
     play.settle()
@@ -376,11 +376,11 @@ def test_what_has_expired_behind_something_younger_is_not_handed_out(kind: str) 
     play.settle()
     assert ops_of(play) == [], "the first one is young"
     play.join(group)
-    play.hand_out()
+    play.deliver()
     play.step()
     play.commit()  # now it may hand out
     given = [[0, 3]] if kind == SHARED else [[0], [3]]  # an ordered group waits for the expiry
-    assert play.hand_out() == given[:1], "the log doesn't say yet what has expired"
+    assert play.deliver() == given[:1], "the log doesn't say yet what has expired"
     play.settle()
     assert [d.lease.offsets.tolist() for d in play.deliveries] == given
     assert [(op.op, op.group, op.offsets.tolist()) for op in ops_of(play)] == [
@@ -556,7 +556,7 @@ def test_what_is_over_is_not_handed_out_by_a_policy_that_may_never_be_committed(
     play.wait(TTL_MS)
     LONGER[how](play)
     play.leader.groups.credit(group, consumer, 5)
-    assert play.hand_out() == []
+    assert play.deliver() == []
     if committed:
         before = len(play.deliveries)
         play.settle()
@@ -582,9 +582,9 @@ def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
     fired(play, 0)
     play.wait(TTL_MS)
     LONGER["for ever"](play)
-    looked = calls_of(monkeypatch, play.leader.groups.expiry, "busy")
+    looked = calls_of(monkeypatch, play.leader.groups.expiry, "is_busy")
     play.leader.groups.feed([play.topic_id])
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert len(looked) == 3
 
 
@@ -595,7 +595,7 @@ def test_policy_that_shortens_lives_does_not_wait() -> None:
     play.wait(TTL_MS // 2)
     _say_only(play, ScopePolicy(ttl_ms=TTL_MS - 1))
     play.leader.groups.credit(group, consumer, 5)
-    assert play.hand_out() == [[1]]
+    assert play.deliver() == [[1]]
 
 
 def test_expiry_that_the_log_refuses_is_tried_again() -> None:
@@ -607,7 +607,7 @@ def test_expiry_that_the_log_refuses_is_tried_again() -> None:
     play.wait(200)
     play.full = OverloadedError("the log", retry_after_ms=1)
     play.join(group)
-    play.hand_out()
+    play.deliver()
     assert ops_of(play) == []
     play.full = None
     play.settle()

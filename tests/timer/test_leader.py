@@ -477,7 +477,7 @@ def test_expired_lease_is_delivered_again_marked_and_its_late_ack_judged() -> No
     assert play.leader.wake_at_ms(play.now) <= play.mono_ms + LEASE_MS
     play.wait(LEASE_MS)
     assert play.step() == [EntryKind.GROUP]
-    assert play.hand_out() == []
+    assert play.deliver() == []
     first = play.deliveries[0]
     play.ack("expired", first, [1])
     play.settle()
@@ -571,7 +571,7 @@ def test_many_leases_that_end_at_once_go_in_bounded_entries(
     play.join(group)
     play.settle()
     assert play.deliveries[-1].lease.offsets.tolist()
-    assert play.leader.groups.leased(group) == (21, 1)
+    assert play.leader.groups.lease_counts(group) == (21, 1)
 
 
 def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,18 +600,18 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
     play.commit()
     counts = dict.fromkeys((group.name for group in groups), 0)
     for _ in range(4):
-        assert len(play.hand_out()) == 3
+        assert len(play.deliver()) == 3
         assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 1
         for delivery in play.deliveries[-3:]:
             counts[delivery.group.name] += 1
         assert max(counts.values()) - min(counts.values()) <= 1
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 
 def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WORK_MAX", 2)
-    looked = calls_of(monkeypatch, Leases, "hand_out")
+    looked = calls_of(monkeypatch, Leases, "deliver")
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -619,9 +619,9 @@ def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch)
     play.settle()
     looked.clear()
     play.leader.groups.feed([play.topic_id])
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert len({leases.group.group_id for leases, *_ in looked}) == 2
-    assert play.hand_out() == []
+    assert play.deliver() == []
     found = sorted(leases.group.group_id for leases, *_ in looked)
     assert found == sorted(group.group_id for group in groups)
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
@@ -669,7 +669,7 @@ def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> Non
     play.wait(10**6)
     play.step()
     assert len(play.log.entries) == entries
-    assert play.hand_out() == []
+    assert play.deliver() == []
     with pytest.raises(NotLeaderError):
         play.schedule("s", 100)
 

@@ -72,7 +72,7 @@ def whatever_happens(steps: list[tuple[str, int]]) -> None:
     play.join(credit=10_000)
     for _ in range(4):
         play.apply()
-        while play.hand_out():
+        while play.deliver():
             assert set(play.ack_lease()) == {ACCEPT}
         play.wait(3 * LEASE_MS)
     assert play.done == set(range(int(play.queue.end)))
@@ -83,29 +83,29 @@ def whatever_happens(steps: list[tuple[str, int]]) -> None:
 def test_messages_go_out_in_order_one_consumer_after_the_other_within_credit() -> None:
     play = ready(10, credit=3)
     other = play.join(credit=4)
-    assert [play.hand_out(2) for _ in range(5)] == [[0, 1], [2, 3], [4], [5, 6], []]
+    assert [play.deliver(2) for _ in range(5)] == [[0, 1], [2, 3], [4], [5, 6], []]
     other.credit = 1
-    assert play.hand_out(2) == [7]
+    assert play.deliver(2) == [7]
 
 
 def test_burst_is_shared_by_all_consumers_with_room() -> None:
     play = ready(10, credit=24)
     consumers = [*play.consumers, *(play.join(credit=24) for _ in range(2))]
     idle = play.join(credit=0)
-    assert play.hand_out() == [0, 1, 2, 3]
+    assert play.deliver() == [0, 1, 2, 3]
     play.fire(5)
-    assert [len(play.hand_out()) for _ in range(4)] == [6, 5, 0, 0]
+    assert [len(play.deliver()) for _ in range(4)] == [6, 5, 0, 0]
     play.fire(1000)
-    assert [len(play.hand_out()) for _ in range(4)] == [20, 18, 19, 0], "their whole credit"
+    assert [len(play.deliver()) for _ in range(4)] == [20, 18, 19, 0], "their whole credit"
     idle.credit = 1000
-    assert len(play.hand_out()) == 943, "all that are left to a single consumer"
+    assert len(play.deliver()) == 943, "all that are left to a single consumer"
     assert not any(each.credit for each in consumers)
 
 
 def test_consumer_with_much_credit_gets_more_than_its_share() -> None:
     play = ready(12, credit=120)
     play.join(credit=60)
-    assert [len(play.hand_out()) for _ in range(3)] == [10, 2, 0]
+    assert [len(play.deliver()) for _ in range(3)] == [10, 2, 0]
 
 
 def test_share_of_a_burst_is_of_what_the_group_may_hold() -> None:
@@ -116,14 +116,14 @@ def test_share_of_a_burst_is_of_what_the_group_may_hold() -> None:
         play.join(credit=24)
     play.fire(100)
     play.apply()
-    assert [len(play.hand_out()) for _ in range(4)] == [2, 2, 2, 0]
+    assert [len(play.deliver()) for _ in range(4)] == [2, 2, 2, 0]
 
 
 def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
     play = ready(20_000, credit=20_000)
     proposed = 1
     for _ in range(200):
-        assert len(play.hand_out(100)) == 100
+        assert len(play.deliver(100)) == 100
         proposed += len(play.log)
         play.apply()
     assert proposed <= 2 * 20_000 / RESERVE_AHEAD + 2
@@ -131,7 +131,7 @@ def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
 
 def test_extended_lease_outlives_its_old_deadline_beside_another_that_ends() -> None:
     play = ready(4, credit=100)
-    assert [play.hand_out(2), play.hand_out(2)] == [[0, 1], [2, 3]]
+    assert [play.deliver(2), play.deliver(2)] == [[0, 1], [2, 3]]
     first, other = (lease for _, lease in play.held)
     play.wait(LEASE_MS // 2)
     held = MonoMs(play.now_ms), Epoch(play.epoch), first.lease_id
@@ -146,46 +146,46 @@ def test_extended_lease_outlives_its_old_deadline_beside_another_that_ends() -> 
 def test_silent_consumer_gets_nothing_while_another_is_heard() -> None:
     play = ready(4, credit=100)
     (frozen,) = play.consumers
-    assert play.hand_out(2) == [0, 1]
+    assert play.deliver(2) == [0, 1]
     other = play.join(credit=1)
     play.wait(LEASE_MS)
     play.apply()
-    assert play.hand_out() == [0], "what has expired goes to another first"
+    assert play.deliver() == [0], "what has expired goes to another first"
     assert play.held[-1][1].consumer is other
-    assert play.hand_out() == [], "the other takes no more, and the first is frozen"
-    assert play.leases.heard(frozen)
-    assert play.hand_out() == [1]
-    assert play.hand_out() == [2, 3]
-    assert not play.leases.heard(frozen)
+    assert play.deliver() == [], "the other takes no more, and the first is frozen"
+    assert play.leases.on_request(frozen)
+    assert play.deliver() == [1]
+    assert play.deliver() == [2, 3]
+    assert not play.leases.on_request(frozen)
 
 
 def test_silent_consumer_without_another_gets_one_message_at_a_time() -> None:
     play = ready(3)
     play.group.settings = replace(play.group.settings, max_attempts=9)
     (frozen,) = play.consumers
-    play.hand_out()
+    play.deliver()
     for _ in range(2):
         play.wait(LEASE_MS)
         play.apply()
-        assert len(play.hand_out()) == 1
-        assert play.hand_out() == []
+        assert len(play.deliver()) == 1
+        assert play.deliver() == []
     other = play.join(credit=0)
     play.wait(LEASE_MS)
     play.apply()
-    assert play.hand_out() == []
+    assert play.deliver() == []
     play.leave(other)
-    assert len(play.hand_out()) == 1
+    assert len(play.deliver()) == 1
     play.leave(frozen)
-    assert play.leases._roster.silent == 0
+    assert play.leases._roster.silent_count == 0
 
 
 def test_paused_consumer_gets_nothing() -> None:
     play = ready(2)
     (consumer,) = play.consumers
     consumer.paused = True
-    assert play.hand_out() == []
+    assert play.deliver() == []
     consumer.paused = False
-    assert play.hand_out() == [0, 1]
+    assert play.deliver() == [0, 1]
 
 
 def test_delivery_is_of_about_a_megabyte_but_of_one_message_at_least() -> None:
@@ -194,7 +194,7 @@ def test_delivery_is_of_about_a_megabyte_but_of_one_message_at_least() -> None:
         play.fire(1, size)
     play.join(credit=10)
     play.apply()
-    assert [play.hand_out() for _ in range(5)] == [[0, 1], [2], [3], [4], []]
+    assert [play.deliver() for _ in range(5)] == [[0, 1], [2], [3], [4], []]
 
 
 def test_consumer_that_retired_keeps_no_callback_while_its_lease_lasts() -> None:
@@ -202,7 +202,7 @@ def test_consumer_that_retired_keeps_no_callback_while_its_lease_lasts() -> None
     consumer = play.consumers[0]
     consumer.sink = consumer.end = lambda _: None
     callback = weakref.ref(consumer.sink)
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     play.leases.retire(consumer)
     assert callback() is None
     assert play.leases.in_flight == 1
@@ -213,7 +213,7 @@ def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
     consumer = play.consumers[0]
     for offset in range(3 * DEADLINES_MIN):
         consumer.credit = 1
-        assert play.hand_out() == [offset]
+        assert play.deliver() == [offset]
         assert play.ack_lease([offset]) == [ACCEPT]
         play.apply()
     assert len(play.leases._table._deadlines) <= DEADLINES_MIN + 2
@@ -224,7 +224,7 @@ def singles(play: Play, count: int) -> ConsumerStream:
     consumer = play.consumers[0]
     for offset in range(count):
         consumer.credit = 1
-        assert play.hand_out() == [offset]
+        assert play.deliver() == [offset]
     return consumer
 
 
@@ -254,9 +254,9 @@ def test_deliveries_pause_at_the_most_leases_until_one_ends() -> None:
     play.leases._leases_max = 3
     singles(play, 3)
     play.consumers[0].credit = 1
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert play.ack_lease() == [ACCEPT]
-    assert play.hand_out() == [3]
+    assert play.deliver() == [3]
 
 
 def test_ended_leases_share_an_entry_only_as_far_as_they_apply_quickly() -> None:
@@ -273,7 +273,7 @@ def test_ended_leases_share_an_entry_only_as_far_as_they_apply_quickly() -> None
 
 def test_single_nacks_share_their_memory() -> None:
     play = ready(3 * WAITING_MIN)
-    play.hand_out()
+    play.deliver()
     for offset in range(3 * WAITING_MIN):
         epoch, lease = play.held[-1]
         asked = np.array([offset], np.uint64)
@@ -286,14 +286,14 @@ def test_single_nacks_share_their_memory() -> None:
     assert isinstance(order, SharedOrder)
     assert len(order._waiting) <= WAITING_MIN + 2
     play.consumers[0].credit = 10_000
-    assert play.hand_out() == []
+    assert play.deliver() == []
     play.now_ms = 1_005
     early = 0
-    while got := play.hand_out():
+    while got := play.deliver():
         early += len(got)
     assert early == sum(7 * o % 11 <= 5 for o in range(3 * WAITING_MIN))
     play.now_ms = 1_010
-    while play.hand_out():
+    while play.deliver():
         pass
     assert len(play.delivered) == 3 * WAITING_MIN
     assert set(play.delivered.values()) == {2}
@@ -301,7 +301,7 @@ def test_single_nacks_share_their_memory() -> None:
 
 def test_single_messages_that_are_given_back_share_their_memory() -> None:
     play, count = ready(3 * WAITING_MIN), 3 * WAITING_MIN
-    play.hand_out()
+    play.deliver()
     epoch, lease = play.held[-1]
     for offset in reversed(range(count)):
         asked = np.array([offset], np.uint64)
@@ -310,9 +310,9 @@ def test_single_messages_that_are_given_back_share_their_memory() -> None:
         play.apply()
     order = play.leases._order
     assert isinstance(order, SharedOrder)
-    assert len(order._back) <= count.bit_length()
+    assert len(order._returned) <= count.bit_length()
     play.consumers[0].credit = count
-    while play.hand_out():
+    while play.deliver():
         pass
     assert play.delivered == dict.fromkeys(range(count), 2)
 
@@ -328,12 +328,12 @@ def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
     play.join(credit=1000)
     play.apply()
     calls = 0
-    while play.hand_out() or play.leases.unfinished:
+    while play.deliver() or play.leases.unfinished:
         calls += 1
     assert 1 <= calls < 10
-    assert play.leases.returns_at_ms() == 50
+    assert play.leases.next_return_ms() == 50
     play.now_ms = 50
-    assert len(play.hand_out()) == 1000
+    assert len(play.deliver()) == 1000
 
 
 def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> None:
@@ -346,20 +346,20 @@ def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> 
     play.next_epoch()
     play.join(credit=1000)
     play.apply()
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     looked = [play.leases._table.fresh]
-    while not (got := play.hand_out()):
+    while not (got := play.deliver()):
         assert play.leases.unfinished
         looked.append(play.leases._table.fresh)
     assert got == [count - 1]
     assert np.diff(looked).max() <= 2 * SCAN_MAX
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert not play.leases.unfinished
 
 
 def test_ack_is_judged_by_who_holds_the_message() -> None:
     play = ready(3)
-    play.hand_out()
+    play.deliver()
     assert play.ack_lease([0]) == [ACCEPT]
     play.apply()
     assert play.ack_lease([0]) == [ALREADY_ACKED]
@@ -367,46 +367,46 @@ def test_ack_is_judged_by_who_holds_the_message() -> None:
     play.wait(LEASE_MS)
     assert play.ack_lease([1]) == [ACCEPT], "expired, but leased to nobody else"
     play.apply()
-    assert play.hand_out() == [2]
+    assert play.deliver() == [2]
     assert play.ack_lease([2], back=2) == [LEASE_LOST], "leased again"
     assert play.ack_lease([2]) == [ACCEPT]
 
 
 def test_ack_of_what_was_never_handed_out_is_refused() -> None:
     play = ready(3, credit=1)
-    play.hand_out()
+    play.deliver()
     lease = play.held[-1][1].lease_id
     asked = [1, 2, 3, 4095, 4096, 2**63, 2**64 - 1]
     assert play.ack(1, lease, asked) == [NOT_DELIVERED] * len(asked)
     play.consumers[0].credit = 5
-    assert play.hand_out() == [1, 2]
+    assert play.deliver() == [1, 2]
 
 
 def test_ack_that_names_an_offset_twice_settles_it_once() -> None:
     play = ready(3)
-    play.hand_out()
+    play.deliver()
     assert play.ack_lease([0, 0, 0]) == [ACCEPT, ALREADY_ACKED, ALREADY_ACKED]
     assert play.leases.in_flight == 2
     play.wait(LEASE_MS)
     play.apply()
-    assert play.hand_out() == [1, 2]
+    assert play.deliver() == [1, 2]
     assert play.ack(1, 99, [1, 1]) == [LEASE_LOST, LEASE_LOST]
 
 
 def test_ack_while_its_lease_is_ending_is_not_undone_by_the_end() -> None:
     play = ready(1)
-    play.hand_out()
+    play.deliver()
     play.wait(LEASE_MS)
     assert play.ack_lease() == [ACCEPT]
     play.apply(1)  # the end of the lease
-    assert play.hand_out() == []
+    assert play.deliver() == []
     play.apply()
     assert play.group.cursor == 1
 
 
 def test_repeated_ack_in_flight_is_answered_when_it_is_applied() -> None:
     play = ready(1)
-    play.hand_out()
+    play.deliver()
     assert play.ack_lease() == [ACCEPT]
     assert play.ack_lease() == [ACCEPT]
     play.apply()
@@ -429,9 +429,9 @@ def test_new_leader_finds_the_holes_among_many_acks_quickly(
     play.join(credit=10)
     play.apply()
     looks = calls_of(monkeypatch, Group, "is_acked")
-    found = play.hand_out(limit)
+    found = play.deliver(limit)
     while len(found) < 3:
-        got = play.hand_out(limit)
+        got = play.deliver(limit)
         assert got or play.leases.unfinished
         found += got
     assert found == holes
@@ -441,11 +441,11 @@ def test_new_leader_finds_the_holes_among_many_acks_quickly(
 
 def test_messages_that_an_entry_finishes_in_two_moves_are_released_in_both() -> None:
     play = ready(1000)
-    play.hand_out()
+    play.deliver()
     offsets = play.held[0][1].offsets
     play.group.ack(offsets)  # by the whole entry, before leases hear of its parts
     for part in np.split(offsets, [10]):
-        play.leases.applied(GroupOp(Op.MOVE, play.group.topic, play.group.group_id, part))
+        play.leases.on_applied(GroupOp(Op.MOVE, play.group.topic, play.group.group_id, part))
     assert (play.leases.in_flight, play.leases.wake_at_ms()) == (0, None)
     assert not play.consumers[0].leases
 
@@ -454,12 +454,12 @@ def test_messages_that_an_entry_finishes_in_two_moves_are_released_in_both() -> 
 def test_marks_of_acked_messages_behind_a_stuck_one_take_no_memory(settle: str) -> None:
     with mock.patch.object(GroupColumn, "bits", 8):
         play = ready(1, credit=1_000_000)
-        assert play.hand_out(1) == [0]
+        assert play.deliver(1) == [0]
         if settle == "nack":
             play.nack(1, 1, delay_ms=10**9)
         for _ in range(50):
             play.fire(1000)
-            while play.hand_out():
+            while play.deliver():
                 play.ack_lease()
             play.apply()
             assert play.leases._table._states.nbytes <= 8 * 5000
@@ -475,7 +475,7 @@ def test_marks_follow_the_cursor() -> None:
     play = ready(1, credit=1_000_000)
     for _ in range(200):
         play.fire(1000)
-        while play.hand_out():
+        while play.deliver():
             play.ack_lease()
         play.apply()
     assert play.group.cursor == 200_001

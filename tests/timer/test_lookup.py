@@ -20,7 +20,7 @@ from tests.timer.machines import (
 )
 from timer.entries.payloads import Targets, decode_reschedule
 from timer.entries.policies import Scope, ScopePolicy
-from timer.leader.groups.group_batch import Done
+from timer.leader.groups.group_batch import OnResult
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import (
     KEYED_ROWS_MAX,
@@ -182,7 +182,7 @@ def keyed(n: int, first: int = 0) -> Part:
     return part_of(rows, keys=[b"%d" % (first + at) for at in range(n)])
 
 
-def reschedule(leader: Leader, targets: Targets, due: I64, now: Now, done: Done) -> None:
+def reschedule(leader: Leader, targets: Targets, due: I64, now: Now, done: OnResult) -> None:
     """Reschedule timers of topic 1 to absolute times."""
     topics = np.ones(len(targets), np.uint32)
     leader.reschedule(targets, topics, WantedTimes("due_ms", due), now, done)
@@ -274,7 +274,7 @@ def test_reschedules_that_wait_share_an_entry_and_each_gets_its_own_timers(by: s
     assert leader.idle
 
 
-def move_four(leader: Leader, log: Log, engine: Engine, now: Now, done: Done) -> None:
+def move_four(leader: Leader, log: Log, engine: Engine, now: Now, done: OnResult) -> None:
     """Reschedule four timers: two in entries of their own, while the other two wait."""
     leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
     leader.step(now)

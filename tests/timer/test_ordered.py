@@ -87,8 +87,8 @@ class OrderedPlay(Play):
         self.acking |= {o for o, v in zip(offsets, verdict, strict=True) if v == ACCEPT}
         return verdict
 
-    def hand_out(self, limit: int = 1000) -> list[int]:
-        offsets = super().hand_out(limit)
+    def deliver(self, limit: int = 1000) -> list[int]:
+        offsets = super().deliver(limit)
         if offsets:
             self.check_order(self.held[-1][1])
         return offsets
@@ -140,7 +140,7 @@ def test_whatever_happens_each_key_keeps_its_order_and_all_is_acked(
     play.join(credit=10_000)
     for _ in range(4):
         play.apply()
-        while play.hand_out():
+        while play.deliver():
             assert set(play.ack_lease()) == {ACCEPT}
             play.apply()
         play.wait(3 * LEASE_MS)
@@ -155,16 +155,16 @@ def test_key_stays_with_its_consumer_while_anything_of_it_is_in_flight() -> None
     play = ordered(4, keys=b"aabb")
     (first,) = play.consumers
     first.credit = 1
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     second = play.join(credit=10)
-    assert play.hand_out() == [2, 3], "the other key"
-    assert play.hand_out() == []
+    assert play.deliver() == [2, 3], "the other key"
+    assert play.deliver() == []
     play.fire(1, keys=b"a")
     first.credit = 1
-    assert play.hand_out() == [1]
+    assert play.deliver() == [1]
     play.ack_lease()
     play.ack_lease(back=3)
-    assert play.hand_out() == [4], "nothing of it is in flight: to anybody"
+    assert play.deliver() == [4], "nothing of it is in flight: to anybody"
     assert second.credit == 7
 
 
@@ -174,26 +174,26 @@ def test_burst_of_many_keys_is_shared_and_what_a_consumer_owns_is_not() -> None:
     first.credit = 20
     for _ in range(2):
         play.join(credit=20)
-    assert [play.hand_out() for _ in range(4)] == [[0, 1, 2], [3, 4], [5], [6]]
+    assert [play.deliver() for _ in range(4)] == [[0, 1, 2], [3, 4], [5], [6]]
     play.fire(5, keys=b"aaaax")
-    assert sorted(play.hand_out() for _ in range(2)) == [[7, 8, 9, 10], [11]]
+    assert sorted(play.deliver() for _ in range(2)) == [[7, 8, 9, 10], [11]]
     assert first.credit == 20 - 8
 
 
 def test_messages_without_a_key_wait_for_nobody() -> None:
     play = ordered(4, keys=b"--a-")
     play.consumers[0].credit = 2
-    play.hand_out()
+    play.deliver()
     play.nack(1, 1, delay_ms=10**6)
     play.apply()
     play.join(credit=10)
-    assert play.hand_out() == [2, 3]
+    assert play.deliver() == [2, 3]
 
 
 def test_nack_with_a_delay_holds_back_its_key_alone_and_takes_back_what_was_behind() -> None:
     play, told = ordered(6, keys=b"ababab"), list[U64 | None]()
     play.consumers[0].recall = told.append
-    assert play.hand_out() == [0, 1, 2, 3, 4, 5]
+    assert play.deliver() == [0, 1, 2, 3, 4, 5]
     play.nack(1, 1, delay_ms=50)
     assert [each.tolist() for each in told if each is not None] == [[2, 4]]
     assert [op.op for op in play.log[-2:]] == [Op.RECALL, Op.NACK]
@@ -201,36 +201,36 @@ def test_nack_with_a_delay_holds_back_its_key_alone_and_takes_back_what_was_behi
     assert play.leases.in_flight == 3
     play.apply()
     play.fire(2, keys=b"ab")
-    assert play.hand_out() == [7]
+    assert play.deliver() == [7]
     play.wait(50)
-    assert play.leases.returns_at_ms() == 50
-    assert play.hand_out() == [0, 2, 4, 6]
+    assert play.leases.next_return_ms() == 50
+    assert play.deliver() == [0, 2, 4, 6]
     assert play.group.attempts(np.array([0, 2, 4], np.uint64)).tolist() == [2, 2, 2]
     assert play.group.failures(np.array([0, 2, 4], np.uint64)).tolist() == [1, 0, 0]
 
 
 def test_what_was_taken_back_may_be_acked_until_somebody_gets_it() -> None:
     play = ordered(3, keys=b"aaa")
-    play.hand_out()
+    play.deliver()
     play.nack(1, 1, delay_ms=0)
     assert play.ack_lease([1]) == [ACCEPT]
     play.apply()
     assert play.ack_lease([2]) == [ACCEPT]
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
 
 
 def test_keys_of_messages_that_left_memory_are_waited_for() -> None:
     play = ordered(4, keys=b"abab")
     (block,) = play.queue.blocks
     page, block.page = block.page, None
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert play.queue.pages.is_requested(block)
     block.page = page
-    assert play.hand_out(2) == [0, 1]
+    assert play.deliver(2) == [0, 1]
     block.page = None
-    assert play.hand_out() == []
+    assert play.deliver() == []
     block.page = page
-    assert play.hand_out() == [2, 3]
+    assert play.deliver() == [2, 3]
 
 
 def test_window_bounds_what_is_handed_out_beyond_the_first_unacked() -> None:
@@ -240,13 +240,13 @@ def test_window_bounds_what_is_handed_out_beyond_the_first_unacked() -> None:
         play.fire(1000)
     play.consumers[0].credit = 100_000
     given = 0
-    while got := play.hand_out(2048):
+    while got := play.deliver(2048):
         given += len(got)
         play.apply()
     assert given == ORDER_WINDOW
     play.ack_lease(play.held[0][1].offsets.tolist(), back=len(play.held))
     play.apply()
-    assert play.hand_out(2048)
+    assert play.deliver(2048)
 
 
 # ---- one consumer at a time
@@ -256,24 +256,24 @@ def test_next_consumer_takes_over_where_the_active_one_left() -> None:
     play = ordered(6, FAILOVER)
     first, second = play.consumers[0], play.join(credit=100)
     first.credit = 3
-    assert play.hand_out() == [0, 1, 2]
-    assert play.hand_out() == [], "the active one takes no more"
+    assert play.deliver() == [0, 1, 2]
+    assert play.deliver() == [], "the active one takes no more"
     play.ack_lease([1])
     play.leave(first)
-    assert play.hand_out() == [], "it isn't committed that the lease ended"
+    assert play.deliver() == [], "it isn't committed that the lease ended"
     play.apply()
-    assert play.hand_out() == [0, 2, 3, 4, 5]
+    assert play.deliver() == [0, 2, 3, 4, 5]
     assert play.held[-1][1].consumer is second
 
 
 def test_consumer_that_joins_is_served_before_a_silent_one() -> None:
     play = ordered(3, FAILOVER)
     silent = play.consumers[0]
-    assert play.hand_out() == [0, 1, 2]
+    assert play.deliver() == [0, 1, 2]
     play.wait(LEASE_MS)
     play.apply()
     joined = play.join(credit=100)
-    assert play.hand_out() == [0, 1, 2]
+    assert play.deliver() == [0, 1, 2]
     assert silent.silent
     assert play.held[-1][1].consumer is joined
 
@@ -281,39 +281,39 @@ def test_consumer_that_joins_is_served_before_a_silent_one() -> None:
 def test_receiver_that_is_gone_holds_back_all_until_its_lease_ends() -> None:
     play = ordered(3, EXCLUSIVE)
     play.consumers[0].credit = 1
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     play.leases.retire(play.consumers.pop())
     play.join(credit=10)
-    assert play.hand_out() == []
+    assert play.deliver() == []
     play.wait(LEASE_MS)
     play.apply()
-    assert play.hand_out() == [0, 1, 2]
+    assert play.deliver() == [0, 1, 2]
 
 
 def test_dead_letter_holds_back_what_is_behind_until_it_has_moved() -> None:
     play = ordered(3, FAILOVER)
     play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=FAILOVER, max_attempts=1)
-    play.hand_out()
+    play.deliver()
     play.nack(1, 1, delay_ms=0)
     play.apply()
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert play.leases.take_dead(play.queue).tolist() == [0]
     play.group.ack(np.array([0], np.uint64))
     play.done.add(0)
-    assert play.hand_out() == [1, 2]
+    assert play.deliver() == [1, 2]
 
 
 def test_what_is_recalled_again_and_again_has_not_failed() -> None:
     play = ordered(3, FAILOVER)
     for _ in range(9):
-        play.hand_out()
+        play.deliver()
         play.nack(1, 1, delay_ms=0)
         play.apply()
     assert play.group.failures(np.arange(3, dtype=np.uint64)).tolist() == [9, 0, 0]
     assert play.group.attempts(np.arange(3, dtype=np.uint64)).tolist() == [10, 10, 10]
     play.consumers[0].credit = 10_000
     for fired in (2000, 1):
-        play.hand_out(3000)
+        play.deliver(3000)
         play.ack_lease()
         play.apply()
         play.fire(fired)
@@ -324,11 +324,11 @@ def test_keys_of_acked_messages_behind_a_stuck_one_are_forgotten() -> None:
     play = ordered(1, KEY_SHARED)
     for consumer in play.consumers:
         consumer.credit = 10**6
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     with mock.patch.object(key_order, "ORDER_WINDOW", 50):
         for _ in range(50):
             play.fire(60, keys=b"-" * 60)
-            while play.hand_out():
+            while play.deliver():
                 play.ack_lease()
                 play.apply()
             order = play.leases._order
@@ -349,8 +349,8 @@ def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]
 
 def test_cumulative_ack_takes_everything_up_to_its_offset_once() -> None:
     play = ordered(6, EXCLUSIVE)
-    assert play.hand_out(2) == [0, 1]
-    assert play.hand_out(3) == [2, 3, 4]
+    assert play.deliver(2) == [0, 1]
+    assert play.deliver(3) == [2, 3, 4]
     assert up_to(play, 5) == (NOT_DELIVERED, [])
     play.ack_lease([1], back=2)
     assert up_to(play, 3) == (ACCEPT, [0, 2, 3])
@@ -364,12 +364,12 @@ def test_cumulative_ack_takes_everything_up_to_its_offset_once() -> None:
 def test_cumulative_ack_of_who_lost_the_messages_is_refused_whole() -> None:
     play = ordered(3, FAILOVER)
     first = play.consumers[0]
-    play.hand_out(2)
+    play.deliver(2)
     play.join(credit=10)
     play.leave(first)
     play.apply()
     assert up_to(play, 0) == (ACCEPT, [0]), "nobody has it by now"
-    assert play.hand_out() == [1, 2]
+    assert play.deliver() == [1, 2]
     assert up_to(play, 1, back=2) == (LEASE_LOST, [])
 
 
@@ -381,34 +381,34 @@ def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa:
     play.fire(9, keys=b"abcdefghi")
     play.join(1000)
     play.apply()
-    assert play.hand_out() == [0, 1, 2]
-    assert play.hand_out() == []
+    assert play.deliver() == [0, 1, 2]
+    assert play.deliver() == []
     play.ack_lease([0, 1])
-    assert play.hand_out() == [3, 4]
+    assert play.deliver() == [3, 4]
     play.wait(LEASE_MS)
     play.apply()
-    assert play.hand_out()[0] == 2
+    assert play.deliver()[0] == 2
 
 
 def test_look_at_a_full_window_counts_as_the_work_of_a_whole_step() -> None:
     play = ordered(ORDER_WINDOW, KEY_SHARED)
     play.consumers[0].credit = ORDER_WINDOW
     for _ in range(ORDER_WINDOW // 2048):
-        play.hand_out(2048)
+        play.deliver(2048)
         play.apply()
     assert LEASE_WORK * play.leases.work >= WORK_MAX
 
 
 def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     play = ordered(1)
-    assert play.hand_out() == [0]
+    assert play.deliver() == [0]
     play.fire(1, keys=play.keys[0])
     play.consumers[0].credit = 0
     for _ in range(10):
         play.join(credit=1)
-    tried = calls_of(monkeypatch, KeyOrder, "_of")
-    assert play.hand_out() == [], "an earlier message of the key is leased to another consumer"
+    tried = calls_of(monkeypatch, KeyOrder, "_deliverable")
+    assert play.deliver() == [], "an earlier message of the key is leased to another consumer"
     assert tried == []
     play.consumers[0].credit = 1
-    assert play.hand_out() == [1]
+    assert play.deliver() == [1]
     assert [consumer for _, consumer, *_ in tried] == play.consumers[:1]

@@ -22,7 +22,7 @@ def delivered(play: Play, since: int = 0) -> list[int]:
 def settle(play: Play) -> None:
     """Settle, and go on while the shelf fills in steps."""
     play.settle()
-    while play.leader.groups._turns.cut_short:
+    while play.leader.groups._turns.unfinished:
         play.settle()
 
 
@@ -156,7 +156,9 @@ def test_messages_that_expire_on_the_shelf_leave_it_in_one_pass(first: int) -> N
     play.settle()
     if not first:
         schedule(play, [4])
-    look = mock.patch.object(SharedOrder, "_free", autospec=True, side_effect=SharedOrder._free)
+    look = mock.patch.object(
+        SharedOrder, "_deliverable", autospec=True, side_effect=SharedOrder._deliverable
+    )
     with look as looks:
         play.leader.groups.credit(group, consumer, 2)
         settle(play)
@@ -176,13 +178,13 @@ def test_messages_fill_the_room_of_a_consumer_and_one_may_exceed_it(kind: str, l
     queue = play.machine.topics[play.topic_id].queue
     sizes = [queue.bytes_of(np.array([offset], np.uint64)) for offset in order]
     consumer = play.join(group, credit=0)
-    consumer.room = sum(sizes[:2]) + 1
+    consumer.bytes_left = sum(sizes[:2]) + 1
     play.leader.groups.credit(group, consumer, 10)
     settle(play)
     counts = [len(each.lease.offsets) for each in play.deliveries]
     assert counts == ([1, 1, 1] if by_priority else [2, 1]), "of one level each"
-    assert consumer.room == 1 - sizes[2]
-    consumer.room = 1
+    assert consumer.bytes_left == 1 - sizes[2]
+    consumer.bytes_left = 1
     play.leader.groups.credit(group, consumer, 0)
     settle(play)
     assert delivered(play) == order

@@ -8,7 +8,7 @@ from tests.timer.leading import LEASE_MS, Play, delivered, schedule
 from tests.timer.machines import u64
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
-from timer.leader.groups import exits, group_dispatch, nack_details
+from timer.leader.groups import ended_messages, group_dispatch, nack_details
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import (
     ACCEPT,
@@ -74,7 +74,7 @@ def test_leader_sleeps_while_nobody_takes_what_is_back(type_: str, lacks: str) -
         play.leader.groups.leave(group, consumer)
     play.wait(600)
     play.settle()
-    assert play.hand_out() == []
+    assert play.deliver() == []
     assert play.leader.wake_at_ms(play.now) > play.mono_ms
     if any(0 in each.lease.offsets.tolist() for each in play.deliveries[1:]):
         assert (type_, lacks) != (SHARED, "a consumer")
@@ -102,7 +102,7 @@ def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFullErro
     play.leader.full = full
     play.join(group)
     steps = 1
-    while not (got := play.hand_out()):
+    while not (got := play.deliver()):
         assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 1
         steps += 1
     assert got == [[5 * count - 1]]
@@ -134,7 +134,7 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
     play.nack("n", play.deliveries[0], [1], delay_ms=0)  # both gathered, and not appended yet
     play.leader.hand_over(play.now)
     play.leader.groups.credit(group, consumer, 9)
-    assert play.hand_out() == [], "nobody would know of it"
+    assert play.deliver() == [], "nobody would know of it"
     play.commit()
     assert play.verdict("a") == play.verdict("n") == [ACCEPT]
     for _ in range(3):
@@ -345,7 +345,7 @@ def test_ack_of_what_became_a_dead_letter_is_told_so(when: str) -> None:
     play.wait(LEASE_MS)
     play.step()
     play.commit()
-    play.hand_out()
+    play.deliver()
     play.step()  # the MOVE is appended
     if when != "while it is on its way":
         play.settle()
@@ -440,7 +440,7 @@ def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_fa
     entries = len(play.log.entries)
     play.wait(LEASE_MS - 1)
     play.step()
-    assert play.leader.groups.leased(group) == (1, 1)
+    assert play.leader.groups.lease_counts(group) == (1, 1)
     assert len(play.log.entries) == entries, "a lease that was not sent needs no entry"
     play.leader.groups.credit(group, consumer, 100)
     play.settle()
@@ -489,7 +489,7 @@ def test_consumer_that_no_delivery_reached_leaves_no_attempt_behind(type_: str) 
     entries = len(play.log.entries)
     play.leader.groups.give_up(group, first)
     play.settle()
-    assert (play.leader.groups.leased(group), len(play.log.entries)) == ((0, 0), entries)
+    assert (play.leader.groups.lease_counts(group), len(play.log.entries)) == ((0, 0), entries)
     play.join(group, credit=100)
     play.settle()
     assert [each.lease.offsets.tolist() for each in play.deliveries] == [[0, 1]] * 2
@@ -510,7 +510,7 @@ def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:
     play.settle()
     assert "a.g.dead" not in play.machine.topic_by_name
     block.page = page
-    play.leader.groups.fetched()
+    play.leader.groups.on_pages_read()
     play.settle()
     assert len(play.messages("a.g.dead")) == 2
 
@@ -529,15 +529,15 @@ def test_read_pages_give_only_the_groups_that_wait_for_them_a_turn(type_: str) -
     play.settle()
     count, turns = len(play.deliveries), play.leader.groups._turns
     assert len(turns) == 0
-    play.leader.groups.fetched()
+    play.leader.groups.on_pages_read()
     assert len(turns) == 1
     play.settle()
     assert (len(play.deliveries), len(turns)) == (count, 0), "another page was read"
     block.page = page
-    play.leader.groups.fetched()
+    play.leader.groups.on_pages_read()
     play.settle()
     assert [each.group.name for each in play.deliveries[count:]] == ["reading"]
-    play.leader.groups.fetched()
+    play.leader.groups.on_pages_read()
     assert len(turns) == 0
 
 
@@ -551,7 +551,7 @@ def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> No
     play.settle()
     assert "a.g.dead" not in play.machine.topic_by_name
     play.leader.full = None
-    play.wait(group_dispatch.ROOM_LOOK_MS)
+    play.wait(group_dispatch.LETTER_RETRY_MS)
     play.settle()
     assert len(play.messages("a.g.dead")) == 2
 
@@ -595,7 +595,7 @@ def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
     play.nack("n2", play.deliveries[-1], [0], delay_ms=1)
     play.settle()
     play.ack("done", play.deliveries[-1], [1])
-    play.wait(group_dispatch.ROOM_LOOK_MS)
+    play.wait(group_dispatch.LETTER_RETRY_MS)
     play.settle()
     assert len(play.deliveries) == 3
     assert group.unacked_count(QueueOffset(2)) == 1
@@ -604,8 +604,8 @@ def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
 def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = calls_of(monkeypatch, exits.Exits, "_still_dying")
-    monkeypatch.setattr(exits, "SPARE_MAX", 3)
+    looks = calls_of(monkeypatch, ended_messages.EndedMessages, "_still_dying")
+    monkeypatch.setattr(ended_messages, "REVIVE_MAX", 3)
     play = Play(config=LeaderConfig(limits=CountLimits(topics_max=1)))
     group = play.make_group(max_attempts=1)
     play.schedule("s", *[0] * 10)
@@ -637,7 +637,7 @@ def dead_topic(play: Play) -> Topic:
 
 def letters_of(play: Play, letters: Group) -> Delivery:
     play.join(letters)
-    assert play.hand_out() == [], "nothing is reserved yet"
+    assert play.deliver() == [], "nothing is reserved yet"
     play.step()
     play.commit()
     (delivery,) = play.hand_out_new()

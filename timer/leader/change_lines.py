@@ -23,7 +23,7 @@ from timer.entries.payloads import (
     encode_cancel,
     encode_reschedule,
 )
-from timer.leader.groups.group_batch import Done, fitting
+from timer.leader.groups.group_batch import OnResult, count_fitting
 from timer.leader.intake.admission import Times
 from timer.model.columns import Binary
 from timer.model.timer_errors import (
@@ -46,7 +46,7 @@ class _Waiting(NamedTuple):
     targets: Targets
     times: Times | None
     """Of a reschedule; None for a cancel."""
-    done: Done
+    done: OnResult
 
 
 class ChangeLine:
@@ -73,7 +73,7 @@ class ChangeLine:
         """Whether a request waits."""
         return bool(self._waiting)
 
-    def add(self, targets: Targets, done: Done, times: Times | None = None) -> None:
+    def add(self, targets: Targets, done: OnResult, times: Times | None = None) -> None:
         """Accept a request. `done` gets its share of the CancelApplied or RescheduleApplied.
 
         Raises:
@@ -106,7 +106,7 @@ class ChangeLine:
             each.done(why)
 
     def _next(self) -> list[_Waiting]:
-        taken, _ = fitting((len(each.targets) for each in self._waiting), self._rows_max)
+        taken, _ = count_fitting((len(each.targets) for each in self._waiting), self._rows_max)
         batch = self._waiting[: max(1, taken)]
         if len(batch) > 1 and batch[0].times is not None:
             batch = list(_distinct(batch))

@@ -25,7 +25,7 @@ from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Targets
 from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
 from timer.leader.change_lines import ChangeLine
 from timer.leader.fire_times import FireTimes
-from timer.leader.groups.group_batch import Done
+from timer.leader.groups.group_batch import OnResult
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
@@ -143,10 +143,10 @@ class Leader:
         self._read_time_ms = machine.last_read_time_ms
         """Read time of the last FIRE proposed; the next one's is not earlier."""
         self.quotas = Quotas(machine, self.admission)
-        self._parts: list[tuple[Part, Done]] = []
+        self._parts: list[tuple[Part, OnResult]] = []
         self._parts_bytes = 0
         self._intake = Intake(machine, config.request_window_ms)
-        self._batches: dict[int, list[tuple[Part, Done]]] = {}
+        self._batches: dict[int, list[tuple[Part, OnResult]]] = {}
         """Requests that were appended together and are neither applied nor rejected."""
         cancels, moves = "the leader's queue of cancels", "the leader's queue of reschedules"
         self._cancel_ids = ChangeLine(
@@ -177,7 +177,7 @@ class Leader:
         )
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
-        self._topics_in_flight: dict[str, list[Done]] = {}
+        self._topics_in_flight: dict[str, list[OnResult]] = {}
         self._registering = 0
         """Registrations of producers in flight."""
         self.answering = LogIndex(0)
@@ -201,7 +201,7 @@ class Leader:
 
     # ---- requests
 
-    def schedule(self, part: Part, done: Done, now: Now | None = None, whose: str = "") -> None:
+    def schedule(self, part: Part, done: OnResult, now: Now | None = None, whose: str = "") -> None:
         """Accept one request; `done` gets Accepted, Repeated or an EngineError.
 
         `now`: rows due by then count as ready; None: no row does. `whose`: the sender, for the
@@ -291,7 +291,7 @@ class Leader:
         """
         return self._intake.was_applied(producer_id, sequence, request, self._time_ms)
 
-    def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
+    def cancel(self, due_ms: I64, seq: U64, done: OnResult) -> None:
         """Accept one cancel request; `done` gets the machine's results, (n, uint8).
 
         Raises:
@@ -308,7 +308,7 @@ class Leader:
 
         self._cancel_ids.add(Ids(due_ms, seq), answer)
 
-    def cancel_keys(self, targets: Keys, done: Done) -> None:
+    def cancel_keys(self, targets: Keys, done: OnResult) -> None:
         """Accept one cancel by keys, all different; `done` gets the CancelApplied.
 
         Raises:
@@ -319,7 +319,7 @@ class Leader:
         self._cancel_keys.add(targets, done)
 
     def reschedule(
-        self, targets: Targets, topics: U32 | None, when: WantedTimes, now: Now, done: Done
+        self, targets: Targets, topics: U32 | None, when: WantedTimes, now: Now, done: OnResult
     ) -> None:
         """Accept one reschedule, of ids or of keys that are all different.
 
@@ -358,7 +358,7 @@ class Leader:
         self.groups.check_topic(topic)
 
     def alter(
-        self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: Done
+        self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: OnResult
     ) -> None:
         """Set and unset fields of a scope's policy; `done` gets the Policies.
 
@@ -383,7 +383,7 @@ class Leader:
             for at, (part, done) in enumerate(batch):
                 batch[at] = part, self.quotas.also_charge(part, done, now.clock_ms)
 
-    def _change(self, kind: EntryKind, payload: list[bytes], now: Now, done: Done) -> bool:
+    def _change(self, kind: EntryKind, payload: list[bytes], now: Now, done: OnResult) -> bool:
         self._changes_in_flight += 1
 
         def answer(applied: Applied | EngineError) -> None:
@@ -392,7 +392,7 @@ class Leader:
 
         return self._propose(kind, payload, now, answer)
 
-    def register(self, token: bytes, drawn: ProducerId, now: Now, done: Done) -> None:
+    def register(self, token: bytes, drawn: ProducerId, now: Now, done: OnResult) -> None:
         """Register a producer; `done` gets its ProducerId.
 
         The id is `drawn`, or the one registered earlier with the same token. 0: another producer
@@ -413,7 +413,7 @@ class Leader:
 
         self._propose(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
 
-    def end_producer(self, producer_id: ProducerId, now: Now, done: Done) -> None:
+    def end_producer(self, producer_id: ProducerId, now: Now, done: OnResult) -> None:
         """Forget a producer that sends nothing more; `done` gets its id."""
         self.groups.check_open()
         if self.machine.producers.get(producer_id) is None:
@@ -439,7 +439,7 @@ class Leader:
         self.groups.check_topic(known.topic_id)
         return known
 
-    def delete_topic(self, topic_id: TopicId, now: Now, done: Done) -> None:
+    def delete_topic(self, topic_id: TopicId, now: Now, done: OnResult) -> None:
         """Delete a topic with its timers, messages and groups; `done` gets the DeleteTopicApplied.
 
         Raises:
@@ -453,7 +453,7 @@ class Leader:
             self.groups.begin_deletion(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
 
-    def topic(self, name: str, now: Now, done: Done, creator: str = "") -> None:
+    def topic(self, name: str, now: Now, done: OnResult, creator: str = "") -> None:
         """Create a topic if it does not exist; `done` gets the Topic.
 
         `creator`: see timer/state/creators.py; only from feature level 2 on.
@@ -487,7 +487,7 @@ class Leader:
             return
         self.groups.expire(now)
         self._step_fire(now)
-        if not self.groups.refusing and self.full is None and self.series.step(now):
+        if not self.groups.refusal and self.full is None and self.series.step(now):
             self._fire(now)  # so that occurrences due at once fire without a second commit
         self._flush_schedules(now)
         self._flush_changes(now, *self._lines)
@@ -511,7 +511,7 @@ class Leader:
 
         In a drain none is due, so an idle log stays committed.
         """
-        none = self.groups.refusing or self._checkpointing
+        none = self.groups.refusal or self._checkpointing
         return MonoMs(DUE_MS_MAX) if none else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:
@@ -521,17 +521,17 @@ class Leader:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, following[0])))
-        if self.series.wanted and not self.groups.refusing and self.full is None:
+        if self.series.wanted and not self.groups.refusal and self.full is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
             wake = min(wake, MonoMs(now.mono_ms + wait_ms))
         return min(wake, self.groups.wake_at_ms(now))
 
-    def hand_out(self, now: Now) -> list[Delivery]:
+    def deliver(self, now: Now) -> list[Delivery]:
         """Return deliveries. Call only while the epoch's lease is held."""
-        if self.closed or self.groups.refusing:
+        if self.closed or self.groups.refusal:
             return []
-        return self.groups.hand_out(now, room=self.full is None)
+        return self.groups.deliver(now, may_move_letters=self.full is None)
 
     # ---- committed and applied
 
@@ -542,7 +542,7 @@ class Leader:
     def applied(self, entry: Entry, applied: Applied) -> None:
         """Answer the proposer of an entry that was committed and applied."""
         if isinstance(applied, DeleteTopicApplied):
-            self.groups.deleted(applied)
+            self.groups.on_topic_deleted(applied)
         if entry.epoch == self.epoch:
             done = self._in_flight.pop(entry.index, None)
             if done is not None:
@@ -555,7 +555,7 @@ class Leader:
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
             self._fire_again |= self.machine.swept is not None
-            self.groups.expiry.decided()
+            self.groups.expiry.on_policy_applied()
 
     def hand_over(self, now: Now) -> bool:
         """Append the last entries of the epoch before the leadership is transferred.
@@ -566,7 +566,7 @@ class Leader:
 
     def refuse(self, why: EngineError) -> None:
         """Begin a drain: reject new requests except acks, deliver nothing, finish the rest."""
-        self.groups.refusing = why
+        self.groups.refusal = why
 
     def close(self, why: EngineError) -> None:
         """End the epoch. Entries in flight have unknown outcomes; waiting requests, no effect."""
@@ -637,7 +637,7 @@ class Leader:
             del self._parts[:taken]
             self._append_schedules(batch, now)
 
-    def _append_schedules(self, batch: list[tuple[Part, Done]], now: Now) -> None:
+    def _append_schedules(self, batch: list[tuple[Part, OnResult]], now: Now) -> None:
         size = sum(part.size for part, _ in batch)
         self._parts_bytes -= size
         self._schedules_in_flight += 1

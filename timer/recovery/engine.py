@@ -404,7 +404,7 @@ class Engine:
         pages.evict(max(0, pages.size_max - FETCH_SIZE))
         fetch.install(pages)
         if self.leader is not None:
-            self.leader.groups.fetched()
+            self.leader.groups.on_pages_read()
 
     # ---- flushing
 

@@ -65,7 +65,7 @@ class LeaseBook:
     def not_sent(self, leader: object, delivery: Delivery) -> None:
         """A delivery is dropped before it is sent. Called before the leader ends its lease."""
         lease = delivery.lease
-        if lease.lease_id in lease.consumer.leases and lease.left == len(lease.offsets):
+        if lease.lease_id in lease.consumer.leases and lease.leased_count == len(lease.offsets):
             for offset, counts in _counts(delivery):  # none was acked or recalled
                 self.unsent[lease.group_id, offset] = leader, counts
 

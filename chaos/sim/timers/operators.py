@@ -251,8 +251,8 @@ def _redrive(app: "EngineApp", leader: Leader, group: Group, most: int) -> None:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             app.plane.kick()
 
-    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, most, unanswered, once=True)
-    consumer.withdraw = lambda lease_id: [lease_id]
+    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, most, unanswered)
+    consumer.withdraw, consumer.single_lease = lambda lease_id: [lease_id], True
     leader.groups.join(group, consumer)
     app.node.later(REDRIVE_WAIT_US, over)
 

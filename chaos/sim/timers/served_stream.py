@@ -95,7 +95,7 @@ class ServedStream:
         dropped = 0
         for each in waiting:
             lease = each.delivery.lease
-            whole = each.lease in self._consumer.leases and lease.left == len(lease.offsets)
+            whole = each.lease in self._consumer.leases and lease.leased_count == len(lease.offsets)
             if whole and self._app.engine.leader is self._leader:
                 self._line.stream(each.take)
             else:
@@ -168,13 +168,13 @@ class ServedStream:
     def give_back(self, leader: Leader, held: "HeldMessages") -> None:
         """Return messages that were not seen."""
         self._book.leases.returned(self._group, held.offsets)
-        leader.groups.give_back(self._group, *held.columns)
+        leader.groups.release(self._group, *held.columns)
 
     def shed(self, leader: Leader, held: "HeldMessages", reply: Callable[[], None]) -> None:
         """Return messages unseen, and end the stream's credit: also for unsent messages."""
         self.give_back(leader, held)
         self._book.credit.ended(self._stream)
-        leader.groups.end_credit(self._consumer)
+        self._consumer.end_credit()
         self._waiting = [each._replace(messages=0) for each in self._waiting]
         reply()
 

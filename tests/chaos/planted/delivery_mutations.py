@@ -65,7 +65,7 @@ MUTATIONS: Final = (
         {"rate"},
         10,
         "a pause before several messages of a group fire",
-        patch(Bucket, "room", _unbounded),
+        patch(Bucket, "allowance", _unbounded),
     ),
     _mutation(
         "burst_of_seconds",

@@ -66,7 +66,7 @@ def _trim(self: Topic) -> None:
         self.queue.drop_below(self.unacked_from)
 
 
-_answer = group_batch.answer
+_answer = group_batch.answer_acks
 
 
 def _answer_what_was_asked(acks: Any, new: Any) -> None:
@@ -133,7 +133,7 @@ MUTATIONS: Final = (
         {"expiry"},
         60,
         "expired messages while a policy, or a deletion of a topic, is in flight",
-        patch(Expiry, "busy", _busy_with_ends_alone),
+        patch(Expiry, "is_busy", _busy_with_ends_alone),
         deletions=True,
         proposals_per_s=16,
         sync_us=60_000,

@@ -11,23 +11,23 @@ from tests.chaos.planted.planted import SLOW_LINKS, Planting, patch
 from timer.entries.payloads import GroupOp, Op
 from timer.leader.groups import key_order
 from timer.leader.groups.group_leases import Leases
-from timer.leader.groups.key_order import ANYBODY, KeyOrder
+from timer.leader.groups.key_order import NO_OWNER, KeyOrder
 from timer.model.columns import I64, U64
 from timer.model.units import UnixMs
 from timer.ready.group import Group
 from timer.ready.queue import Queue
 from timer.state.machine import Machine
 
-_first_of = key_order._first_of
+_first_values = key_order._first_values
 
 
 def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
     """Deliver messages although an earlier one of their key is delayed or still leased."""
-    upto = None if default == ANYBODY else 0
-    return _first_of(keys[:upto], values[:upto], of, default)
+    upto = None if default == NO_OWNER else 0
+    return _first_values(keys[:upto], values[:upto], of, default)
 
 
-_look = KeyOrder._look
+_look = KeyOrder._open_window
 
 
 def _look_past_delays(self: KeyOrder, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
@@ -45,8 +45,8 @@ def _look_past_delays(self: KeyOrder, clock_ms: UnixMs, queue: Queue, size: int)
 
 def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
     """Deliver messages of a key to any consumer, although another one holds messages of it."""
-    upto = 0 if default == ANYBODY else None
-    return _first_of(keys[:upto], values[:upto], of, default)
+    upto = 0 if default == NO_OWNER else None
+    return _first_values(keys[:upto], values[:upto], of, default)
 
 
 def _returned(self: KeyOrder, offsets: U64) -> None:
@@ -96,7 +96,7 @@ MUTATIONS: Final = (
         {"order"},
         20,
         "a nack, or a lease that ends, in an ordered group",
-        patch(key_order, "_first_of", _no_walls),
+        patch(key_order, "_first_values", _no_walls),
     ),
     _mutation(
         "delay_holds_nothing_back",
@@ -104,7 +104,7 @@ MUTATIONS: Final = (
         {"order"},
         20,
         "a nack with a delay in an ordered group",
-        patch(KeyOrder, "_look", _look_past_delays),
+        patch(KeyOrder, "_open_window", _look_past_delays),
     ),
     _mutation(
         "nothing_is_recalled",
@@ -112,7 +112,7 @@ MUTATIONS: Final = (
         {"order"},
         20,
         "a nack in an ordered group while later messages are leased",
-        patch(KeyOrder, "returned", _returned),
+        patch(KeyOrder, "on_returned", _returned),
     ),
     _mutation(
         "key_of_two_consumers",
@@ -120,7 +120,7 @@ MUTATIONS: Final = (
         {"order"},
         40,
         "a key_shared group with two consumers, and several messages of a key",
-        patch(key_order, "_first_of", _no_owners),
+        patch(key_order, "_first_values", _no_owners),
         proposals_per_s=16,
     ),
     _mutation(
@@ -129,7 +129,7 @@ MUTATIONS: Final = (
         {"lost"},
         120,
         "a seek while messages are leased",
-        patch(Leases, "_of_another_life", _same_life),
+        patch(Leases, "_may_predate_group", _same_life),
         proposals_per_s=16,
         faults=("slow_disk",),
         **SLOW_LINKS,

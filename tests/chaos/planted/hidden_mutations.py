@@ -11,8 +11,8 @@ import numpy as np
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
-from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.groups.group_leases import Leases
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.columns import U64
 from timer.model.firing_order import Position
 from timer.model.units import MonoMs
@@ -54,7 +54,7 @@ def _expire_counts_unsent(self: Leases, now_ms: MonoMs, room: int) -> tuple[Grou
         ids = lease.consumer.withdraw(lease.lease_id) or [lease.lease_id]
         found = (self._table.get(each) for each in ids)
         ended.append(self._table.end(each for each in found if each is not None))
-    return self._ended(np.concatenate([np.zeros(0, np.uint64), *ended])), room
+    return self._ended_op(np.concatenate([np.zeros(0, np.uint64), *ended])), room
 
 
 def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:
@@ -129,7 +129,7 @@ MUTATIONS: Final = (
         {"credit"},
         3,
         "a consumer that returns messages while it has credit left",
-        patch(GroupDispatch, "end_credit", lambda *_: None),
+        patch(ConsumerStream, "end_credit", lambda *_: None),
         sheds=True,
         proposals_per_s=16,
     ),

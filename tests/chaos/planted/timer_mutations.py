@@ -81,7 +81,7 @@ def _gather_nothing_told(self: GroupDispatch, *args: Any) -> None:
     done(verdict)
 
 
-_free = SharedOrder._free
+_free = SharedOrder._deliverable
 
 
 def _free_at_once(self: SharedOrder, clock_ms: Any, *more: Any) -> Any:
@@ -478,7 +478,7 @@ MUTATIONS: Final = (
         {"nack"},
         60,
         "a failover while a nacked message waits",
-        patch(SharedOrder, "_free", _free_at_once),
+        patch(SharedOrder, "_deliverable", _free_at_once),
     ),
     _mutation(
         "dead_letter_is_a_copy",

@@ -98,7 +98,7 @@ def move_letters(  # noqa: PLR0913 -- the source of each header
     attempts = group.failures(offsets).tolist()
     nacked = (group.not_before_ms(offsets) > 0).tolist()
 
-    def marked(headers: dict[str, str], at: int) -> dict[str, str]:
+    def with_death(headers: dict[str, str], at: int) -> dict[str, str]:
         death = {
             REASON: NACKED if nacked[at] else LEASE_ENDED,
             TOPIC: topic,
@@ -112,7 +112,7 @@ def move_letters(  # noqa: PLR0913 -- the source of each header
         return _with_older_deaths(headers) | death
 
     to = topic_of(topic, group.name, group.settings.dead_letter_topic)
-    body = _encode(rows, bufs, due_ms, marked)
+    body = _encode(rows, bufs, due_ms, with_death)
     return Move(Op.MOVE, group.topic, group.group_id, offsets, to, GROUP, body)
 
 

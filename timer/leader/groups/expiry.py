@@ -35,9 +35,9 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import Applied, GroupApplied
 from timer.state.machine import Machine
 
-CHECK_INTERVAL_MS: Final = 100
+ALARM_STEP_MS: Final = 100
 """Alarms are rounded up to multiples of this, so that one entry covers many single expiries."""
-LOOKS_MAX: Final = 64
+CHECKS_MAX: Final = 64
 """Most topics checked, and most alarms handled, in one step."""
 GROUPS_MAX: Final = 1024
 """Cursors that one entry may move, except that one topic with more groups goes alone."""
@@ -85,18 +85,18 @@ class Expiry:
         propose: Propose,
         ttl_ms: Callable[[Topic], int],
         expires: Callable[[], bool],
-        applied: Callable[[Iterable[TopicId], GroupApplied | None], None],
+        on_expired: Callable[[Iterable[TopicId], GroupApplied | None], None],
     ) -> None:
         """`ttl_ms`: a topic's time to live, 0 for none, by the policies at the end of the log.
 
         `expires`: whether any topic has one, by the same policies.
 
-        `applied` is called with topics of which more may be delivered, and with the result of the
-        entry that expired some of their messages; None: no entry did.
+        `on_expired` is called with topics of which more may be delivered, and with the result of
+        the entry that expired some of their messages; None: no entry did.
         """
         self._machine, self._propose = machine, propose
         self._ttl_ms, self._expires = ttl_ms, expires
-        self._heard = applied
+        self._on_expired = on_expired
         self._alarms: Alarms[TopicId] = Alarms()
         """Time at which a topic's first message expires, on the cluster's clock."""
         self._to_check: dict[TopicId, None] = {}
@@ -128,17 +128,17 @@ class Expiry:
         if topic not in self._alarms:
             self.check_topic(topic)
 
-    def fetched(self) -> None:
+    def on_pages_read(self) -> None:
         """Look at the topics that waited for pages."""
         self._to_check |= dict.fromkeys(self._reading)
         self._reading.clear()
 
-    def decided(self) -> None:
+    def on_policy_applied(self) -> None:
         """Report the topics that waited for a policy to be applied."""
         topics, self._undecided = self._undecided, set()
-        self._heard(topics, None)
+        self._on_expired(topics, None)
 
-    def busy(self, topic: Topic) -> bool:
+    def is_busy(self, topic: Topic) -> bool:
         """Return whether an expiry of a topic, or a longer time to live, is in flight.
 
         `applied` is called when that is over.
@@ -163,29 +163,29 @@ class Expiry:
     def step(self, now: Now) -> None:
         """Look at the topics whose time has come; append their expiry.
 
-        Takes at most LOOKS_MAX alarms and looks at as many topics. If more are due, `wake_at_ms`
+        Takes at most CHECKS_MAX alarms and looks at as many topics. If more are due, `wake_at_ms`
         requests another call at once.
         """
-        for topic_id in self._alarms.due(now.clock_ms, LOOKS_MAX):
+        for topic_id in self._alarms.take_due(now.clock_ms, CHECKS_MAX):
             self._to_check.setdefault(topic_id)
         ops: list[GroupOp] = []
-        room = GROUPS_MAX
-        for topic_id in [*islice(self._to_check, LOOKS_MAX)]:
+        groups_left = GROUPS_MAX
+        for topic_id in [*islice(self._to_check, CHECKS_MAX)]:
             topic = self._machine.topics.get(topic_id)
             weight = 1 + len(topic.groups) if topic is not None else 0
-            if ops and weight > room:
+            if ops and weight > groups_left:
                 break
             del self._to_check[topic_id]
-            if topic is not None and (offset := self._look(topic, now)) is not None:
+            if topic is not None and (offset := self._expired_end(topic, now)) is not None:
                 offsets = np.array([offset], np.uint64)
                 ops.append(GroupOp(Op.EXPIRE_BELOW, topic_id, GroupId(0), offsets))
-                room -= weight
+                groups_left -= weight
         if ops:
             topics = [op.topic for op in ops]
             self._in_flight.update(topics)
-            self.propose(ops, now, lambda applied: self._answered(topics, applied, now))
+            self.propose(ops, now, lambda applied: self._on_result(topics, applied, now))
 
-    def _look(self, topic: Topic, now: Now) -> QueueOffset | None:
+    def _expired_end(self, topic: Topic, now: Now) -> QueueOffset | None:
         """Return the offset below which all of a topic has expired; None: nothing has."""
         ttl_ms, queue = self._ttl_ms(topic), topic.queue
         first = max(queue.begin, topic.unacked_from)
@@ -200,24 +200,24 @@ class Expiry:
             self._alarms.set(topic.topic_id, now.clock_ms + RETRY_MS)
         else:
             at_ms = due_ms + ttl_ms
-            self._alarms.set(topic.topic_id, at_ms + -at_ms % CHECK_INTERVAL_MS)
+            self._alarms.set(topic.topic_id, at_ms + -at_ms % ALARM_STEP_MS)
         return None
 
     def propose(
-        self, ops: list[GroupOp], now: Now, heard: Callable[[GroupApplied | None], None]
+        self, ops: list[GroupOp], now: Now, on_result: Callable[[GroupApplied | None], None]
     ) -> None:
-        """Append ops; `heard` gets their result, or None if they were rejected."""
+        """Append ops; `on_result` gets their result, or None if they were rejected."""
 
         def answer(applied: Applied | EngineError) -> None:
-            heard(applied if isinstance(applied, GroupApplied) else None)
+            on_result(applied if isinstance(applied, GroupApplied) else None)
 
         self._propose(EntryKind.GROUP, payloads.encode_group(ops), now, answer)
 
-    def _answered(self, topics: list[TopicId], applied: GroupApplied | None, now: Now) -> None:
+    def _on_result(self, topics: list[TopicId], applied: GroupApplied | None, now: Now) -> None:
         self._in_flight.difference_update(topics)
         for topic in topics:
             if applied is None:
                 self._alarms.set(topic, now.clock_ms + RETRY_MS)
             else:
                 self._to_check.setdefault(topic)
-        self._heard(topics, applied)
+        self._on_expired(topics, applied)

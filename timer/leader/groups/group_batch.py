@@ -20,7 +20,7 @@ from timer.leader.groups.group_leases import (
     DEAD_LETTERED,
     EXPIRED,
     LEASE_LOST,
-    how_done,
+    end_verdicts,
 )
 from timer.model.columns import I64, U64
 from timer.model.timer_errors import EngineError
@@ -39,16 +39,16 @@ ENDED_OFFSETS_MAX: Final = (GROUP_OFFSETS_MAX - OP_WEIGHT) // NACK_WEIGHT
 """Most offsets in one op of ended or recalled leases."""
 
 Verdicts: TypeAlias = npt.NDArray[np.uint8]
-Done: TypeAlias = Callable[[object], None]
+OnResult: TypeAlias = Callable[[object], None]
 """Called once with the op's result, or with the EngineError that replaced it."""
-Told: TypeAlias = Callable[[Verdicts | EngineError], None]
+OnVerdicts: TypeAlias = Callable[[Verdicts | EngineError], None]
 
 
 class PendingOp(NamedTuple):
     """An op and the callback for its result; None: no caller waits for it."""
 
     op: AnyOp
-    done: Done | None = None
+    done: OnResult | None = None
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Acks:
     accepted: U64
     not_before_ms: I64 | None
     """Earliest redelivery of each nacked offset, Unix milliseconds, (n,). None: an ack."""
-    done: Told
+    done: OnVerdicts
 
 
 _Same: TypeAlias = tuple[GroupId, bool]
@@ -73,27 +73,33 @@ _Same: TypeAlias = tuple[GroupId, bool]
 class GroupBatch:
     """Ops and acks that wait for the next GROUP entries, or that go into one."""
 
-    asked: list[PendingOp] = field(default_factory=list)
+    pending_ops: list[PendingOp] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.asked or self.acks)
+        return bool(self.pending_ops or self.acks)
+
+    def append(self, *ops: AnyOp, done: OnResult | None = None) -> None:
+        """Add ops; `done` gets the result of each."""
+        self.pending_ops += [PendingOp(op, done) for op in ops]
 
     def add(self, op: GroupOp | None) -> None:
         """Add an op, split at ENDED_OFFSETS_MAX offsets; None or an empty op adds nothing."""
         if op is not None and len(op.offsets):
             where, parts = (op.op, op.topic, op.group), pieces(op.offsets, ENDED_OFFSETS_MAX)
-            self.asked += [PendingOp(GroupOp(*where, piece)) for piece in parts]
+            self.pending_ops += [PendingOp(GroupOp(*where, piece)) for piece in parts]
 
     def take(self) -> "GroupBatch":
         """Remove and return the first ops and acks that fit into one entry."""
-        room = GROUP_OFFSETS_MAX
-        ops, room = fitting((_weight(asked.op) for asked in self.asked), room)
-        ops = ops or len(self.asked[:1])  # at least one, even if it is over the limit
-        acks, _ = fitting(self._ack_weights(), room)
+        weight_left = GROUP_OFFSETS_MAX
+        ops, weight_left = count_fitting(
+            (_weight(pending.op) for pending in self.pending_ops), weight_left
+        )
+        ops = ops or len(self.pending_ops[:1])  # at least one, even if it is over the limit
+        acks, _ = count_fitting(self._ack_weights(), weight_left)
         acks = acks or len(self.acks[:1])
-        taken = GroupBatch(self.asked[:ops], self.acks[:acks])
-        del self.asked[:ops], self.acks[:acks]
+        taken = GroupBatch(self.pending_ops[:ops], self.acks[:acks])
+        del self.pending_ops[:ops], self.acks[:acks]
         return taken
 
     def _ack_weights(self) -> Iterator[int]:
@@ -107,10 +113,10 @@ class GroupBatch:
 
     def put_back(self, batch: "GroupBatch") -> None:
         """Undo a `take`, except for ops with a callback: their callers got the error."""
-        self.asked[:0] = [asked for asked in batch.asked if asked.done is None]
+        self.pending_ops[:0] = [pending for pending in batch.pending_ops if pending.done is None]
         self.acks[:0] = batch.acks
 
-    def together(self) -> dict[_Same, list[Acks]]:
+    def acks_by_op(self) -> dict[_Same, list[Acks]]:
         """Return the acks grouped by the op that they become, in order."""
         acks: dict[_Same, list[Acks]] = {}
         for ack in self.acks:
@@ -118,19 +124,21 @@ class GroupBatch:
         return acks
 
     def ops(self) -> list[AnyOp]:
-        """Return the entry's ops: first those in `asked`, then one for each group of acks."""
-        ops: list[AnyOp] = [asked.op for asked in self.asked]
-        return ops + [_one_op(acks) for acks in self.together().values()]
+        """Return the entry's ops: first those in `pending_ops`, then one for each group of acks."""
+        ops: list[AnyOp] = [pending.op for pending in self.pending_ops]
+        return ops + [_op_of(acks) for acks in self.acks_by_op().values()]
 
-    def refuse(self, why: EngineError, unwanted: Callable[[AnyOp], bool]) -> None:
+    def reject_ops(
+        self, why: EngineError, is_unwanted: Callable[[AnyOp], bool] = lambda _: True
+    ) -> None:
         """Drop the unwanted ops that have a callback, and pass them the error."""
-        kept: list[PendingOp] = []
-        gathered, self.asked = self.asked, kept
-        for asked in gathered:
-            if asked.done is not None and unwanted(asked.op):
-                asked.done(why)
+        remaining: list[PendingOp] = []
+        gathered, self.pending_ops = self.pending_ops, remaining
+        for pending in gathered:
+            if pending.done is not None and is_unwanted(pending.op):
+                pending.done(why)
             else:
-                kept.append(asked)
+                remaining.append(pending)
 
     @property
     def offsets(self) -> int:
@@ -153,18 +161,18 @@ def _weight(op: AnyOp) -> int:
     return OP_WEIGHT + len(op.offsets) * (NACK_WEIGHT if op.op in (Op.ENDED, Op.RECALL) else 1)
 
 
-def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
-    """Return how many of the first weights fit into `room`, and the room that is left."""
+def count_fitting(weights: Iterable[int], weight_max: int) -> tuple[int, int]:
+    """Return how many of the first weights fit into `weight_max`, and the weight that is left."""
     count = 0
     for weight in weights:
-        if weight > room:
+        if weight > weight_max:
             break
         count += 1
-        room -= weight
-    return count, room
+        weight_max -= weight
+    return count, weight_max
 
 
-def _one_op(acks: list[Acks]) -> GroupOp:
+def _op_of(acks: list[Acks]) -> GroupOp:
     topic, group_id = acks[0].group.topic, acks[0].group_id
     offsets = np.concatenate([ack.accepted for ack in acks])
     times = [ack.not_before_ms for ack in acks if ack.not_before_ms is not None]
@@ -173,7 +181,7 @@ def _one_op(acks: list[Acks]) -> GroupOp:
     return GroupOp(Op.ACK, topic, group_id, offsets)
 
 
-def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
+def answer_acks(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
     """Answer the acks of one op. `new`: which offsets were unacked when the op was applied."""
     start = 0
     for ack in acks:
@@ -181,14 +189,14 @@ def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
         start += len(ack.accepted)
         if not mine.all():
             where = np.flatnonzero(ack.verdict == ACCEPT)
-            ack.verdict[where[~mine]] = how_done(ack.group, ack.accepted[~mine])
+            ack.verdict[where[~mine]] = end_verdicts(ack.group, ack.accepted[~mine])
         ack.done(ack.verdict)
 
 
-def whole(told: list[Verdicts | EngineError]) -> Verdicts | EngineError:
+def worst_verdict(results: list[Verdicts | EngineError]) -> Verdicts | EngineError:
     """Return the worst verdict, (1, uint8), of messages that were acked together, or the error."""
     verdicts: list[Verdicts] = []
-    for each in told:
+    for each in results:
         if isinstance(each, EngineError):
             return each
         verdicts.append(each)

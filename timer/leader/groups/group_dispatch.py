@@ -1,11 +1,11 @@
 """Delivery to consumer groups: the leader's consumers, their leases, and the ops for the log.
 
-    consumers --join, credit--> hungry groups --hand_out--> Delivery
+    consumers --join, credit--> hungry groups --deliver--> Delivery
               --ack, nack-----> batch --flush--> GROUP entry --applied--> verdicts
               --extend--------> leases (timer/leader/groups/group_leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
-    seek, delete -------------> SEEK, DELETE ops --applied--> leases begin again, or are gone
+    seek, delete -------------> SEEK, DELETE ops --applied--> leases end; consumers stay, or end
     time to live is over -----> EXPIRE_BELOW, EXPIRE ops (timer/leader/groups/expiry.py)
 
 A pure core, owned by the leader (timer/leader/leader.py). A group's state is in the log. This
@@ -34,7 +34,7 @@ from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.alarms import Alarms
 from timer.leader.groups.delivery_rates import DeliveryRates
 from timer.leader.groups.expiry import Expiry, Propose
-from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
+from timer.leader.groups.group_batch import Acks, GroupBatch, OnResult, OnVerdicts, Verdicts
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, LEASE_LOST, Leases
 from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
@@ -93,7 +93,7 @@ WAITING_OFFSETS_MAX: Final = 1 << 20
 DELIVERY_ROWS_MAX: Final = 2048
 STEP_GROUPS: Final = 64
 """Most groups that one step handles for each cause: ended leases, free messages, handovers."""
-ROOM_LOOK_MS: Final = 1000
+LETTER_RETRY_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
 """Most GROUP entries in flight; above that ops and acks wait in the batch."""
@@ -122,24 +122,24 @@ class GroupDispatch:
         """
         self.machine = machine
         self.epoch = epoch
-        self.refusing: EngineError | None = None
+        self.refusal: EngineError | None = None
         """Error for new consumers and groups; acks are still accepted. None: all are accepted."""
         self._closed: EngineError | None = None
         self._propose = propose
         self._id_salt = id_salt
         self._limits = limits
-        self._making: set[GroupName] = set()
+        self._creating: set[GroupName] = set()
         """Groups that are being created: the op is gathered or in flight."""
         self._batch = GroupBatch()
         self._details = NackDetails()
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
-        self._left: list[Leases] | None = None
+        self._to_hand_over: list[Leases] | None = None
         """Groups still to be handed over. None: the leader stays."""
         self._leases: dict[GroupId, Leases] = {}
         self._lease_ids = itertools.count()
-        self._seeks: list[tuple[Group, UnixMs, Done]] = []
+        self._seeks: list[tuple[Group, UnixMs, OnResult]] = []
         """Seeks to a time that wait for their offset, because pages must be read."""
         self._ends: Alarms[GroupId] = Alarms()
         """Next ends of leases, on the monotonic clock."""
@@ -150,7 +150,7 @@ class GroupDispatch:
         """Topics with a deletion in flight: requests that name them are rejected."""
         self._turns = Turns()
         """Groups that may have messages for their consumers."""
-        self.expiry = Expiry(machine, propose, ttl_ms, expires, self._expired)
+        self.expiry = Expiry(machine, propose, ttl_ms, expires, self._on_expire_below)
 
     @property
     def waiting(self) -> bool:
@@ -159,13 +159,13 @@ class GroupDispatch:
 
     def check_open(self) -> None:
         """Raise the error that ended the epoch, or that began a drain."""
-        refused = self._closed or self.refusing
+        refused = self._closed or self.refusal
         if refused is not None:
             raise refused.with_traceback(None)  # one object raised often would collect every frame
 
     # ---- groups
 
-    def create(self, create: CreateGroup, done: Done) -> None:
+    def create(self, create: CreateGroup, done: OnResult) -> None:
         """Create a group if it does not exist; `done` gets the Group.
 
         Raises:
@@ -178,29 +178,29 @@ class GroupDispatch:
             done(known)
             return
         name = GroupName(create.topic, create.name)
-        if name not in self._making:
-            check_group(self._limits, self.machine, topic, self._making)
+        if name not in self._creating:
+            check_group(self._limits, self.machine, topic, self._creating)
 
         def answer(result: object) -> None:
-            self._making.discard(name)
+            self._creating.discard(name)
             done(result)
 
-        self._making.add(name)
-        self._batch.asked.append(PendingOp(create, answer))
+        self._creating.add(name)
+        self._batch.append(create, done=answer)
 
-    def alter(self, alter: AlterGroup, done: Done) -> None:
+    def alter(self, alter: AlterGroup, done: OnResult) -> None:
         """Change settings of a group; `done` gets the Group."""
         self.check_open()
         self.check_topic(alter.topic)
-        self._batch.asked.append(PendingOp(alter, done))
+        self._batch.append(alter, done=done)
 
-    def delete(self, group: Group, done: Done) -> None:
+    def delete(self, group: Group, done: OnResult) -> None:
         """Delete a group and end its consumers' streams. `done` gets the DeleteApplied."""
         self._check_group(group)
         op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
-        self._batch.asked.append(PendingOp(op, done))
+        self._batch.append(op, done=done)
 
-    def seek(self, group: Group, offset: QueueOffset, done: Done) -> None:
+    def seek(self, group: Group, offset: QueueOffset, done: OnResult) -> None:
         """Move a group to a queue offset that the topic holds; `done` gets the SeekApplied.
 
         The group's consumers stay and lose their leases.
@@ -216,14 +216,14 @@ class GroupDispatch:
             limit = f"must be {queue.begin} to {queue.end} (the queue's end)"
             raise InvalidRequestError("offset", offset, limit)
         op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
-        self._batch.asked.append(PendingOp(op, done))
+        self._batch.append(op, done=done)
 
-    def seek_time(self, group: Group, time_ms: UnixMs, done: Done) -> None:
+    def seek_time(self, group: Group, time_ms: UnixMs, done: OnResult) -> None:
         """Move a group to the first message in the queue that fired at or after a time."""
         self._check_group(group)
         self._seeks.append((group, time_ms, done))
 
-    def _find_times(self) -> None:
+    def _resolve_seeks(self) -> None:
         """Turn waiting seeks into ops where the offset is known by now; in a drain, reject them."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
@@ -240,7 +240,7 @@ class GroupDispatch:
     def _check_group(self, group: Group) -> None:
         self.check_open()
         if group.deleted:
-            raise self._gone(group)
+            raise self._deleted_error(group)
         self.check_topic(group.topic)
 
     def check_topic(self, topic: TopicId) -> None:
@@ -263,12 +263,12 @@ class GroupDispatch:
         """
         self.deleting.add(topic)
         name = self.machine.topics[topic].name
-        self._batch.refuse(
+        self._batch.reject_ops(
             NotReadyError(_DELETING),
             lambda op: isinstance(op, Move) and not op.to_group and op.to == name,
         )
 
-    def _gone(self, group: Group) -> EngineError:
+    def _deleted_error(self, group: Group) -> EngineError:
         """Return the error for a request to a deleted group."""
         if group.deleted_with:
             return TopicDeletedError(group.deleted_with)
@@ -277,7 +277,7 @@ class GroupDispatch:
             return TopicDeletedError(group.topic)
         return GroupDeletedError(topic.name, group.name)
 
-    def leased(self, group: Group) -> tuple[int, int]:
+    def lease_counts(self, group: Group) -> tuple[int, int]:
         """Return a group's (messages leased now, consumers)."""
         leases = self._leases.get(group.group_id)
         return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
@@ -287,7 +287,7 @@ class GroupDispatch:
         leases = self._leases.get(group.group_id)
         return leases.states(offsets) if leases else OffsetStates(np.full(len(offsets), FREE))
 
-    def all_leased(self) -> Iterator[tuple[Group, int, int]]:
+    def all_lease_counts(self) -> Iterator[tuple[Group, int, int]]:
         """Yield (group, messages leased now, consumers) of groups consumed from in this epoch."""
         return ((each.group, each.in_flight, len(each.consumers)) for each in self._leases.values())
 
@@ -323,7 +323,7 @@ class GroupDispatch:
         """
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
-            leases.take_back(unsent)
+            leases.end_unsent(unsent)
             self._batch.add(leases.leave(consumer))
             self._batch.add(leases.recall())
             self._ends.set(group.group_id, leases.wake_at_ms())
@@ -345,17 +345,13 @@ class GroupDispatch:
         """Add to the number of messages that a consumer accepts."""
         consumer.credit += messages
         if messages:
-            self.heard(group, consumer)
+            self.on_request(group, consumer)
         if not group.deleted:
             self._turns.want(group.group_id)
 
-    def end_credit(self, consumer: ConsumerStream) -> None:
-        """Deliver nothing to a consumer until it grants credit again."""
-        consumer.credit = 0
-
-    def heard(self, group: Group, consumer: ConsumerStream) -> None:
+    def on_request(self, group: Group, consumer: ConsumerStream) -> None:
         """Note a request from a consumer: the consumer is not frozen."""
-        if (leases := self._leases.get(group.group_id)) and leases.heard(consumer):
+        if (leases := self._leases.get(group.group_id)) and leases.on_request(consumer):
             self._turns.want(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
@@ -363,7 +359,9 @@ class GroupDispatch:
         leases = self._leases.get(group.group_id)
         return leases.holder(lease_id) if leases is not None and epoch == self.epoch else None
 
-    def ack(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: Told) -> None:
+    def ack(
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: OnVerdicts
+    ) -> None:
         """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
 
         Raises:
@@ -373,7 +371,7 @@ class GroupDispatch:
         self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
 
     def ack_up_to(
-        self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: Told
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: OnVerdicts
     ) -> None:
         """Ack all messages up to a queue offset.
 
@@ -393,20 +391,20 @@ class GroupDispatch:
             done(np.array([verdict], np.uint8))
             return
         pieces = group_batch.pieces(offsets)
-        told: list[Verdicts | EngineError] = []
+        results: list[Verdicts | EngineError] = []
 
-        def one(result: Verdicts | EngineError) -> None:
-            told.append(result)
-            if len(told) == len(pieces):
+        def on_piece(result: Verdicts | EngineError) -> None:
+            results.append(result)
+            if len(results) == len(pieces):
                 dead = [np.array([verdict], np.uint8)] if verdict == DEAD_LETTERED else []
-                done(group_batch.whole([*told, *dead]))
+                done(group_batch.worst_verdict([*results, *dead]))
 
         for piece in pieces:
-            self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
+            self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, on_piece)
 
     def nack(  # noqa: PLR0913 -- the arguments of `ack`, and those of the failure
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
-        now: Now, done: Told, detail: str = "",
+        now: Now, done: OnVerdicts, detail: str = "",
     ) -> None:  # fmt: skip
         """Return messages for redelivery after `delay_ms`. None: the group's backoff decides.
 
@@ -424,8 +422,8 @@ class GroupDispatch:
         self._batch.add(leases.recall())
         self._gather(group, verdict, offsets, not_before, done)
 
-    def give_back(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
-        """Return messages that the consumer has not processed, for redelivery at once.
+    def release(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
+        """Release messages that the consumer has not processed, for redelivery at once.
 
         No failure is counted. Returns the verdict per offset, as of a nack.
 
@@ -453,7 +451,7 @@ class GroupDispatch:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
         if group.deleted:
-            raise self._gone(group)
+            raise self._deleted_error(group)
         self.check_topic(group.topic)
         if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
             raise OverloadedError("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
@@ -467,14 +465,14 @@ class GroupDispatch:
         return leases
 
     def _gather(
-        self, group: Group, verdict: Verdicts, offsets: U64, not_before_ms: I64 | None, done: Told
+        self, group: Group, verdict: Verdicts, offsets: U64, return_ms: I64 | None, done: OnVerdicts
     ) -> None:
-        taken = verdict == ACCEPT
-        accepted = offsets[taken]
+        is_accepted = verdict == ACCEPT
+        accepted = offsets[is_accepted]
         if not len(accepted):
             done(verdict)
             return
-        times = None if not_before_ms is None else not_before_ms[taken]
+        times = None if return_ms is None else return_ms[is_accepted]
         self._batch.acks.append(Acks(group, group.group_id, verdict, accepted, times, done))
         self._acks_waiting += len(accepted)
 
@@ -486,65 +484,67 @@ class GroupDispatch:
         Handles at most STEP_GROUPS groups a call, and leases of the weight ENDS_MAX. If more are
         due, `wake_at_ms` requests another call at once.
         """
-        room = ENDS_MAX
-        for group_id in self._ends.due(now.mono_ms, STEP_GROUPS):
+        weight_left = ENDS_MAX
+        for group_id in self._ends.take_due(now.mono_ms, STEP_GROUPS):
             leases = self._leases[group_id]
-            ended, room = leases.expire(now.mono_ms, room)
+            ended, weight_left = leases.expire(now.mono_ms, weight_left)
             self._batch.add(ended)
             self._batch.add(leases.recall())
             self._ends.set(group_id, leases.wake_at_ms())
             self._turns.want(group_id)  # messages that were not sent are free at once
-            if room <= 0:
+            if weight_left <= 0:
                 break
-        returns = self._returns.due(now.clock_ms, STEP_GROUPS)
-        for group_id in itertools.chain(returns, self._rates.alarms.due(now.mono_ms, STEP_GROUPS)):
+        returns = self._returns.take_due(now.clock_ms, STEP_GROUPS)
+        paced = self._rates.alarms.take_due(now.mono_ms, STEP_GROUPS)
+        for group_id in itertools.chain(returns, paced):
             self._turns.want(group_id)
-        if self.refusing is None:
+        if self.refusal is None:
             self.expiry.step(now)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when the leader must step next."""
-        wakes = [now.mono_ms + 1] if self._turns.cut_short else []
+        wakes = [now.mono_ms + 1] if self._turns.unfinished else []
         if (ends := self._ends.next_ms()) is not None:
             wakes.append(MonoMs(ends))
         if (paced := self._rates.alarms.next_ms()) is not None:
             wakes.append(MonoMs(paced))
         if (returns := self._returns.next_ms()) is not None:
             wakes.append(MonoMs(now.mono_ms + max(0, returns - now.clock_ms)))
-        if self.refusing is None and (expires := self.expiry.wake_at_ms(now)) is not None:
+        if self.refusal is None and (expires := self.expiry.wake_at_ms(now)) is not None:
             wakes.append(expires)
         return MonoMs(min(wakes, default=now.mono_ms + DUE_MS_MAX))
 
-    def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
+    def deliver(self, now: Now, *, may_move_letters: bool) -> list[Delivery]:
         """Lease messages to consumers with credit; return the deliveries.
 
-        The groups take turns; what is left at the work limit waits for the next call. Dead letters
-        move to their topics only if there is `room` on the disks.
+        The groups take turns, up to the work limit. Dead letters move only if `may_move_letters`.
         """
-        out: list[Delivery] = []
-        if self._left is not None:
-            return out
-        expired: list[GroupOp] = []
-        room = room and has_ids(self.machine)
+        if self._to_hand_over is not None:
+            return []
+        out, expired = list[Delivery](), list[GroupOp]()
+        may_move = may_move_letters and has_ids(self.machine)
 
         def turn(group_id: GroupId) -> TurnResult:
             leases = self._leases[group_id]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            if self.expiry.busy(topic):  # `feed` adds the group again after the entry is applied
+            if self.expiry.is_busy(topic):  # `feed` adds the group again after the entry is applied
                 return TurnResult(Next.DONE, 1)
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
-            most = self._rates.room(topic, group, DELIVERY_ROWS_MAX, now.mono_ms)
+            most = self._rates.allowance(topic, group, DELIVERY_ROWS_MAX, now.mono_ms)
             topic.queue.lacks_page = False
-            lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, most, outlived_ms)
-            self._rates.took(topic, group, most, len(lease.offsets) if lease else 0, now.mono_ms)
+            lease = leases.deliver(now.mono_ms, now.clock_ms, topic.queue, most, outlived_ms)
+            if most:
+                self._rates.end_turn(topic, group, len(lease.offsets) if lease else 0)
+            else:
+                self._rates.wait(topic, group, now.mono_ms)
             if lease is not None:
-                out.append(self._deliver(topic, group, lease, now))
-                if leases.sorts:
+                out.append(self._delivery_of(topic, group, lease, now))
+                if leases.sorts_ahead:
                     self._batch.add(leases.reserve())
                 result = TurnResult(Next.AGAIN, LEASE_WORK * leases.work)
             else:
-                more = self._look_further(leases, topic, now, room=room)
+                more = self._step_idle_group(leases, topic, now, may_move=may_move)
                 after = Next.READING if topic.queue.lacks_page else Next.DONE
                 result = TurnResult(Next.LATER if more else after, leases.work)
             if outlived_ms is not None and len(offsets := leases.take_expired()):
@@ -553,51 +553,54 @@ class GroupDispatch:
 
         self._turns.run(turn)
         if expired:
-            self.expiry.propose(expired, now, lambda applied: self._expired_some(expired, applied))
+            self.expiry.propose(expired, now, lambda applied: self._on_expire(expired, applied))
         return out
 
-    def _deliver(self, topic: Topic, group: Group, lease: Lease, now: Now) -> Delivery:
-        lease.consumer.paused |= lease.consumer.one_by_one
+    def _delivery_of(self, topic: Topic, group: Group, lease: Lease, now: Now) -> Delivery:
+        lease.consumer.paused |= lease.consumer.pauses_after_lease
         self._ends.set(group.group_id, lease.deadline_ms)
         attempts, failures = group.attempts(lease.offsets), group.failures(lease.offsets)
         return Delivery(self.epoch, topic, group, lease, attempts, failures, now.clock_ms)
 
-    def _look_further(self, leases: Leases, topic: Topic, now: Now, *, room: bool) -> bool:
+    def _step_idle_group(self, leases: Leases, topic: Topic, now: Now, *, may_move: bool) -> bool:
         """Do what a group without a free message needs; return whether it wants a turn soon."""
         group_id = leases.group.group_id
         self._batch.add(leases.reserve())
         more = leases.unfinished
-        moves = room and len(self._batch.asked) < OPS_MAX
-        if leases.dying and not (moves and self._may_move_letters(leases.group, topic)):
-            self._returns.set(group_id, now.clock_ms + ROOM_LOOK_MS)
-        elif room:
+        moves = may_move and len(self._batch.pending_ops) < OPS_MAX
+        if leases.dying and not (moves and self._may_have_letter_topic(leases.group, topic)):
+            self._returns.set(group_id, now.clock_ms + LETTER_RETRY_MS)
+        elif may_move:
             more |= self._move_letters(leases, topic)
-        if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
-            self._returns.set(group_id, returns_at_ms)  # else a consumer must come first
+        if (next_return_ms := leases.next_return_ms() or UnixMs(0)) > now.clock_ms:
+            self._returns.set(group_id, next_return_ms)  # else a consumer must come first
         return more
 
-    def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
+    def _on_expire_below(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
         """Drop the leases of messages below the groups' cursors, after an EXPIRE_BELOW entry.
 
         `applied` is None if no message expired. The topics' groups are looked at again.
         """
-        there = [each for each in topics if each in self.machine.topics]  # others were deleted
-        for topic_id in there if applied is not None else ():
-            for group_id in self.machine.topics[topic_id].group_by_id:
-                if (leases := self._leases.get(group_id)) is not None:
-                    leases.expired_below()
-        self.feed(there)
+        existing = [each for each in topics if each in self.machine.topics]  # others were deleted
+        if applied is not None:
+            for topic_id in existing:
+                for group_id in self.machine.topics[topic_id].group_by_id:
+                    if (leases := self._leases.get(group_id)) is not None:
+                        leases.on_expired_below()
+        self.feed(existing)
 
-    def _expired_some(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
+    def _on_expire(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
         """Notice the result of EXPIRE ops; None: they were rejected, so free the messages."""
-        for result in applied.results if applied is not None else ():
-            self._notice(result)
-        for op in ops if applied is None else ():
+        if applied is not None:
+            for result in applied.results:
+                self._on_result(result)
+            return
+        for op in ops:
             if (leases := self._leases.get(op.group)) is not None:
-                leases.unexpired(op.offsets)
+                leases.on_expire_rejected(op.offsets)
                 self._turns.want(op.group)
 
-    def _may_move_letters(self, group: Group, topic: Topic) -> bool:
+    def _may_have_letter_topic(self, group: Group, topic: Topic) -> bool:
         """Return whether a group's dead letter topic exists or may be created."""
         to = dead_letters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
         return may_have_topic(self._limits, self.machine, to)
@@ -607,16 +610,17 @@ class GroupDispatch:
         offsets = leases.take_dead(topic.queue)
         if len(offsets):
             group, due_ms = leases.group, self.machine.last_read_time_ms
+            details = self._details.take(group, offsets)
             move = dead_letters.move_letters(
-                *(group, topic.name, topic.queue, offsets, due_ms, self._id_salt),
-                self._details.take(group, offsets),
+                group, topic.name, topic.queue, offsets, due_ms, self._id_salt, details
             )
-            self._batch.asked.append(PendingOp(move))
+            self._batch.append(move)
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(
-        self, group: Group, offsets: U64, done: Done, allows: Callable[[str], bool] = lambda _: True
-    ) -> list[Move]:
+        self, group: Group, offsets: U64, done: OnResult,
+        allows: Callable[[str], bool] = lambda _: True,
+    ) -> list[Move]:  # fmt: skip
         """Move dead letters, which are in memory, back to the topics that they came from.
 
         Returns the MOVE ops; `done` gets each MoveApplied. `offsets` ascend. Letters stay if their
@@ -639,7 +643,7 @@ class GroupDispatch:
         moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, is_allowed)
         if moves and offsets[-1] >= group.undelivered_from:  # an op takes no message beyond
             self._batch.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
-        self._batch.asked += [PendingOp(move, done) for move in moves]
+        self._batch.append(*moves, done=done)
         return moves
 
     def feed(self, topics: Iterable[TopicId]) -> None:
@@ -650,10 +654,10 @@ class GroupDispatch:
                 if group.group_id in self._leases:
                     self._turns.want(group.group_id)
 
-    def fetched(self) -> None:
+    def on_pages_read(self) -> None:
         """Look again at the groups and topics that wait for pages: some were read from disk."""
-        self.expiry.fetched()
-        self._turns.fetched()
+        self.expiry.on_pages_read()
+        self._turns.on_pages_read()
 
     # ---- the log
 
@@ -662,17 +666,17 @@ class GroupDispatch:
 
         Nothing is delivered from the first call on. Returns whether another call is needed.
         """
-        left = [*self._leases.values()] if self._left is None else self._left
-        for op in itertools.chain.from_iterable(each.hand_over() for each in left[:STEP_GROUPS]):
+        waiting = [*self._leases.values()] if self._to_hand_over is None else self._to_hand_over
+        for op in itertools.chain.from_iterable(each.hand_over() for each in waiting[:STEP_GROUPS]):
             self._batch.add(op)
-        self._left = left[STEP_GROUPS:]
+        self._to_hand_over = waiting[STEP_GROUPS:]
         while self._batch and self._flush(now):
             pass
-        return bool(self._left)
+        return bool(self._to_hand_over)
 
     def flush(self, now: Now) -> None:
         """Append one entry of the batch, unless IN_FLIGHT_MAX entries are in flight."""
-        self._find_times()
+        self._resolve_seeks()
         if self._batch and self._in_flight < IN_FLIGHT_MAX:
             self._flush(now)
 
@@ -682,15 +686,13 @@ class GroupDispatch:
         self._acks_waiting -= batch.offsets
         self._in_flight += 1
 
-        def answered(applied: Applied | EngineError) -> None:
+        def answer(applied: Applied | EngineError) -> None:
             self._in_flight -= 1
             if isinstance(applied, GroupApplied):
-                self._applied(batch, applied)
+                self._on_applied(batch, applied)
                 return
             assert isinstance(applied, EngineError)
-            for asked in batch.asked:
-                if asked.done is not None:
-                    asked.done(applied)
+            batch.reject_ops(applied)
             if self._closed is None:
                 # Rejected before the append: acks and ops without a callback are tried again.
                 self._batch.put_back(batch)
@@ -699,52 +701,52 @@ class GroupDispatch:
             for ack in batch.acks:
                 ack.done(applied)
 
-        return self._propose(EntryKind.GROUP, payloads.encode_group(batch.ops()), now, answered)
+        return self._propose(EntryKind.GROUP, payloads.encode_group(batch.ops()), now, answer)
 
-    def _applied(self, batch: GroupBatch, applied: GroupApplied) -> None:
-        waiters = [asked.done for asked in batch.asked]
+    def _on_applied(self, batch: GroupBatch, applied: GroupApplied) -> None:
+        waiters = [pending.done for pending in batch.pending_ops]
         for result, done in zip(applied.results, waiters, strict=False):
-            self._notice(result)
+            self._on_result(result)
             if done is not None and isinstance(result, NobodyApplied):
-                done(self._nobody(result.op))
+                done(self._no_effect_error(result.op))
             elif done is not None:
                 done(result)
-        together = batch.together().values()
-        for result, acks in zip(applied.results[len(waiters) :], together, strict=True):
+        acks_by_op = batch.acks_by_op().values()
+        for result, acks in zip(applied.results[len(waiters) :], acks_by_op, strict=True):
             if isinstance(result, NobodyApplied):
-                self._answer_nobody(acks)
+                self._answer_without_effect(acks)
                 continue
             assert isinstance(result, AcksApplied), result
-            self._notice(result)
-            group_batch.answer(acks, result.new)
+            self._on_result(result)
+            group_batch.answer_acks(acks, result.new)
 
-    def _nobody(self, op: AnyOp) -> EngineError:
+    def _no_effect_error(self, op: AnyOp) -> EngineError:
         """Return the error for an op without effect."""
         if isinstance(op, CreateGroup) or op.topic not in self.machine.topics:
             return TopicDeletedError(op.topic)
         return NotFoundError("group", op.group)
 
-    def _answer_nobody(self, acks: list[Acks]) -> None:
+    def _answer_without_effect(self, acks: list[Acks]) -> None:
         """Answer acks of a group that was deleted or moved by a seek meanwhile."""
         for ack in acks:
             if ack.group.deleted:
-                ack.done(self._gone(ack.group))
+                ack.done(self._deleted_error(ack.group))
             else:
                 ack.verdict[:] = LEASE_LOST
                 ack.done(ack.verdict)
 
-    def _notice(self, result: GroupResult) -> None:
+    def _on_result(self, result: GroupResult) -> None:
         """Pass an applied result on to the group's leases."""
         if isinstance(result, MoveApplied):
             self.feed([result.to])
         if isinstance(result, Group):
             if (leases := self._leases.get(result.group_id)) is not None:
-                leases.altered()
+                leases.on_settings_changed()
             self.feed([result.topic])  # its altered settings may make messages dead letters
             self.expiry.check_topic(result.topic)
             return
         if isinstance(result, SeekApplied | DeleteApplied):
-            self._begin_anew(result)
+            self._drop_group_leases(result)
             self.expiry.check_topic(result.op.topic)
             return
         if isinstance(result, NobodyApplied):
@@ -752,10 +754,10 @@ class GroupDispatch:
         changed = AcksApplied | MoveApplied | ExpireApplied
         op = result.op if isinstance(result, changed) else result
         if (leases := self._leases.get(op.group)) is not None:
-            leases.applied(op)
+            leases.on_applied(op)
             self._turns.want(op.group)
 
-    def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
+    def _drop_group_leases(self, result: SeekApplied | DeleteApplied) -> None:
         """Drop a group's leases; end the streams of its consumers if it was deleted."""
         deleted = result.group.name if isinstance(result, DeleteApplied) else None
         self._rates.forget_group(result.op.topic, result.op.group, deleted)
@@ -765,16 +767,16 @@ class GroupDispatch:
                 self._leases_of(result.group).join(consumer)
                 self._turns.want(result.group.group_id)
             else:
-                consumer.end(self._gone(result.group))
+                consumer.end(self._deleted_error(result.group))
 
-    def deleted(self, applied: DeleteTopicApplied) -> None:
+    def on_topic_deleted(self, applied: DeleteTopicApplied) -> None:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
         self.deleting.discard(applied.op.topic)
         self._rates.forget_topic(applied.op.topic)
         self.expiry.forget(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             for consumer in self._forget(group.group_id):
-                consumer.end(self._gone(group))
+                consumer.end(self._deleted_error(group))
 
     def _forget(self, group: GroupId) -> list[ConsumerStream]:
         """Forget the leases, turns and alarms of an id; return its consumers, without leases."""
@@ -793,8 +795,6 @@ class GroupDispatch:
             done(why)
         self._seeks = []
         batch, self._batch = self._batch, GroupBatch()
-        for asked in batch.asked:
-            if asked.done is not None:
-                asked.done(why)
+        batch.reject_ops(why)
         for ack in batch.acks:
             ack.done(why)

@@ -4,21 +4,21 @@ The log holds a group's state (timer/ready/group.py): its acked messages, the nu
 each message, and the offset below which the leader may deliver. The leases themselves are only
 here: the consumer and the deadline of each leased message. They end with the leadership.
 
-    fresh --hand out--> leased --ack--> acking --applied--> gone
-                          |                ^
-                          |                +-------- ack --------+
-                          |                                      |
-                          +-- deadline, consumer gone --> ending +--ENDED applied--> back --+
-                          +-- nack ---------------------> ending +--NACK applied-> waiting -+
-                          ^                                                                 |
-                          +------------------------ hand out again -------------------------+
+    fresh --deliver--> leased --ack--> acking --applied--> forgotten
+                         |                ^
+                         |                +-------- ack --------+
+                         |                                      |
+                         +-- deadline, consumer left --> ending +--ENDED applied--> free --+
+                         +-- nack ---------------------> ending +--NACK applied-> waiting -+
+                         ^                                                                 |
+                         +------------------------- deliver again -------------------------+
 
 Every change is proposed to the log as an op. Answers and redeliveries wait until the op is applied.
 
     Leases --which messages next--> SharedOrder or KeyOrder    by the group's type
            --state of a message---> LeaseTable
            --which consumer-------> Roster
-           --expired, dead -------> Exits
+           --expired, dead -------> EndedMessages
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.entries.payloads import SHARED, GroupOp, Op
-from timer.leader.groups.exits import Exits
+from timer.leader.groups.ended_messages import EndedMessages
 from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
 from timer.leader.groups.lease_table import (
     ACKING,
@@ -80,16 +80,16 @@ class Order(Protocol):
         disk or have expired.
         """
 
-    def returned(self, offsets: U64) -> None:
+    def on_returned(self, offsets: U64) -> None:
         """Handle messages that were leased and are ENDING now."""
 
-    def recalled(self) -> U64:
-        """Return, once, the messages that `returned` took back with others."""
+    def take_recalled(self) -> U64:
+        """Return, once, the messages that `on_returned` took back with others."""
 
-    def freed(self, offsets: U64) -> None:
+    def on_freed(self, offsets: U64) -> None:
         """Handle messages that are free again, as an op was applied or rejected."""
 
-    def returns_at_ms(self) -> UnixMs | None:
+    def next_return_ms(self) -> UnixMs | None:
         """Return the cluster time at which the next delayed message may return; None: none."""
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
@@ -98,13 +98,13 @@ class Order(Protocol):
         Delayed messages, and messages about to become dead letters, are left out.
         """
 
-    def moved(self, lease_number: int, first: int) -> None:
+    def on_move(self, lease_number: int, first: int) -> None:
         """Remember a MOVE of messages from `first` on; leases given before have lower numbers."""
 
-    def moved_since(self, lease_id: int, offset: int) -> bool:
+    def has_moved_since(self, lease_id: int, offset: int) -> bool:
         """Return whether a MOVE since the lease took a message up to `offset`."""
 
-    def fell_silent(self, consumer: ConsumerStream) -> None:
+    def on_silent(self, consumer: ConsumerStream) -> None:
         """Handle a consumer that let a lease end."""
 
     def forget_below(self, cursor: int) -> None:
@@ -115,8 +115,18 @@ class Leases:
     """The leases of a group, in one epoch."""
 
     __slots__ = (
-        *("_born", "_exits", "_gone", "_lease_ids", "_leases_max", "_order", "_reserving"),
-        *("_roster", "_table", "epoch", "group", "handing_over"),
+        "_ended",
+        "_first_lease_id",
+        "_former_consumers",
+        "_lease_ids",
+        "_leases_max",
+        "_order",
+        "_reserving",
+        "_roster",
+        "_table",
+        "epoch",
+        "group",
+        "handing_over",
     )
 
     def __init__(
@@ -130,13 +140,13 @@ class Leases:
         self.group, self.epoch = group, epoch
         self._lease_ids, self._leases_max = lease_ids, leases_max
         self._table = LeaseTable(int(group.cursor))
-        self._gone: list[ConsumerStream] = []
+        self._former_consumers: list[ConsumerStream] = []
         """Consumers that left and whose leases `expire` ends."""
         self._roster = Roster(group, self._table)
-        self._exits = Exits(group, self._table)
+        self._ended = EndedMessages(group, self._table)
         kind = SharedOrder if group.settings.type == SHARED else KeyOrder
-        self._order: Order = kind(group, self._table, self._roster, self._exits)
-        self._born = next(self._lease_ids)
+        self._order: Order = kind(group, self._table, self._roster, self._ended)
+        self._first_lease_id = next(self._lease_ids)
         """Leases with greater ids were given to the group under its present id."""
         self._reserving = False
         self.handing_over = False
@@ -147,15 +157,15 @@ class Leases:
     @property
     def work(self) -> int:
         """Work units of the last look for free messages."""
-        return self._order.work + self._exits.work
+        return self._order.work + self._ended.work
 
     @property
     def unfinished(self) -> bool:
         """Whether the last call stopped before it had looked at everything. Call again."""
-        return self._order.unfinished or self._exits.unfinished
+        return self._order.unfinished or self._ended.unfinished
 
     @property
-    def sorts(self) -> bool:
+    def sorts_ahead(self) -> bool:
         """Whether messages are sorted ahead of their delivery: reserve after each lease, too."""
         return self._order.ahead > RESERVE_AHEAD
 
@@ -176,15 +186,15 @@ class Leases:
     @property
     def dying(self) -> bool:
         """Whether some messages may be dead letters that have not moved yet."""
-        return self._exits.dying
+        return self._ended.dying
 
-    def returns_at_ms(self) -> UnixMs | None:
+    def next_return_ms(self) -> UnixMs | None:
         """Return the cluster time at which the next delayed message may return; None: none."""
-        return self._order.returns_at_ms()
+        return self._order.next_return_ms()
 
     def wake_at_ms(self) -> MonoMs | None:
         """Return when `expire` must be called next; None: no lease."""
-        return MonoMs(0) if self._gone else self._table.next_deadline_ms()
+        return MonoMs(0) if self._former_consumers else self._table.next_deadline_ms()
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
         """See Order."""
@@ -224,11 +234,11 @@ class Leases:
         self.handing_over = True
         end = np.array([max(self._table.fresh, int(group.cursor))], np.uint64)
         where = group.topic, group.group_id
-        self._order.freed(self._table.free_unsent(self._table.lease_ids()))
+        self._order.on_freed(self._table.free_unsent(self._table.lease_ids()))
         leased = self._table.leased()
         return [GroupOp(Op.RECALL, *where, leased), GroupOp(Op.HAND_OVER, *where, end)]
 
-    def hand_out(
+    def deliver(
         self,
         now_ms: MonoMs,
         clock_ms: UnixMs,
@@ -243,61 +253,61 @@ class Leases:
 
         `outlived_ms`: messages due at or before it have expired, Unix milliseconds; None: none.
         """
-        self._exits.outlived_ms = outlived_ms
+        self._ended.outlived_ms = outlived_ms
         self._order.unfinished = False
-        self._order.freed(self._exits.spare())
-        limit = self._roster.room(limit)
+        self._order.on_freed(self._ended.revive())
+        limit = self._roster.allowed_in_flight(limit)
         closed = self.handing_over or limit <= 0 or len(self._table) >= self._leases_max
         found = None if closed else self._order.next(clock_ms, queue, limit)
         if found is None:
             self._roster.end_round()
             return None
         consumer, offsets = found
-        if consumer.room < UNBOUNDED:
-            consumer.room -= queue.bytes_of(offsets)
+        if consumer.bytes_left < UNBOUNDED:
+            consumer.bytes_left -= queue.bytes_of(offsets)
         return self._lease(consumer, offsets, now_ms)
 
     def _lease(self, consumer: ConsumerStream, offsets: U64, now_ms: MonoMs) -> Lease:
         deadline_ms = MonoMs(now_ms + consumer.lease_ms)
-        number, left = LeaseId(next(self._lease_ids)), len(offsets)
-        lease = Lease(number, consumer, offsets, deadline_ms, left, self.group.group_id)
+        number, count = LeaseId(next(self._lease_ids)), len(offsets)
+        lease = Lease(number, consumer, offsets, deadline_ms, count, self.group.group_id)
         self._table.add(lease)
-        consumer.credit = 0 if consumer.once else consumer.credit - len(offsets)
+        consumer.credit = 0 if consumer.single_lease else consumer.credit - len(offsets)
         return lease
 
     def take_expired(self) -> U64:
         """Return the expired messages that were not delivered, for an EXPIRE op."""
-        return self._exits.take_expired()
+        return self._ended.take_expired()
 
-    def unexpired(self, offsets: U64) -> None:
+    def on_expire_rejected(self, offsets: U64) -> None:
         """Free messages whose EXPIRE op was rejected."""
-        self._exits.expiring -= 1
+        self._ended.expiring -= 1
         self._table.set(offsets, FREE)
-        self._order.freed(offsets)
+        self._order.on_freed(offsets)
 
     def take_dead(self, queue: Queue) -> U64:
         """Return dead letters for a MOVE: those in memory, about a megabyte; none if none are.
 
         Expired ones are left out; `take_expired` returns them.
         """
-        return self._exits.take_dead(queue)
+        return self._ended.take_dead(queue)
 
-    def altered(self) -> None:
+    def on_settings_changed(self) -> None:
         """Notice the group's new settings: dying messages may be allowed again."""
-        self._exits.altered()
+        self._ended.on_settings_changed()
 
     # ---- ack, nack, extend
 
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
-        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or a value of `how_done`.
+        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or one of `end_verdicts`.
 
         A message is accepted if it is unacked and not leased to another consumer meanwhile; the
         epoch of its delivery does not matter. Accepted messages are not delivered again. The caller
         proposes an ACK op for them. Of a repeated offset the first one counts.
         """
         states = self._table.of(offsets)
-        ours = states.unleased | self._held_of(epoch, lease_id, states)
-        result = self._judge(epoch, lease_id, offsets, ours)
+        ours = states.unleased | self._is_leased_under(epoch, lease_id, states)
+        result = self._verdicts(epoch, lease_id, offsets, ours)
         result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
         self._take(offsets, states, result, ACKING)
         return result
@@ -308,10 +318,10 @@ class Leases:
         The caller proposes a NACK op. Until the op is applied, the messages belong to no consumer.
         """
         states = self._table.of(offsets)
-        held = self._held_of(epoch, lease_id, states)
-        result = self._judge(epoch, lease_id, offsets, held)
+        is_leased = self._is_leased_under(epoch, lease_id, states)
+        result = self._verdicts(epoch, lease_id, offsets, is_leased)
         result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # ended by the first one
-        self._order.returned(self._take(offsets, states, result, ENDING))
+        self._order.on_returned(self._take(offsets, states, result, ENDING))
         return result
 
     def _take(
@@ -336,8 +346,8 @@ class Leases:
         If any message is accepted, the rest of the lease ends `lease_ms` from now, and never
         earlier than before.
         """
-        held = self._held_of(epoch, lease_id, self._table.of(offsets))
-        result = self._judge(epoch, lease_id, offsets, held)
+        is_leased = self._is_leased_under(epoch, lease_id, self._table.of(offsets))
+        result = self._verdicts(epoch, lease_id, offsets, is_leased)
         lease = self._table.get(lease_id)
         if (result == ACCEPT).any() and lease is not None:
             self._table.extend(lease, MonoMs(now_ms + lease_ms))
@@ -354,15 +364,15 @@ class Leases:
         the lease was given.
         """
         nothing = np.zeros(0, np.uint64)
-        if self._of_another_life(epoch, lease_id):
+        if self._may_predate_group(epoch, lease_id):
             return LEASE_LOST, nothing
         if offset >= self._delivered_below():
             return NOT_DELIVERED, nothing
-        dead = self._moved_since(epoch, lease_id, offset)
+        dead = self._has_moved_since(epoch, lease_id, offset)
         unacked = self.group.first_unacked(offset + 1, offset + 1)
         if not len(unacked):
             last = np.array([offset], np.uint64)
-            verdict = DEAD_LETTERED if dead else int(how_done(self.group, last)[0])
+            verdict = DEAD_LETTERED if dead else int(end_verdicts(self.group, last)[0])
             return verdict, nothing
         offsets = unacked[~self._table.of(unacked).acking]
         accept = DEAD_LETTERED if dead else ACCEPT
@@ -376,13 +386,13 @@ class Leases:
         self._table.take(offsets, ACKING)
         return accept, offsets
 
-    def _held_of(self, epoch: Epoch, lease_id: LeaseId, states: OffsetStates) -> Mask:
+    def _is_leased_under(self, epoch: Epoch, lease_id: LeaseId, states: OffsetStates) -> Mask:
         """Return which messages are held under a lease that has not ended, (n, bool)."""
         if epoch != self.epoch or self._table.get(lease_id) is None:
             return np.zeros(len(states.values), np.bool_)
-        return states.held_by(lease_id)
+        return states.leased_under(lease_id)
 
-    def _judge(
+    def _verdicts(
         self, epoch: Epoch, lease_id: LeaseId, offsets: U64, ours: Mask
     ) -> npt.NDArray[np.uint8]:
         """Return a verdict per offset (n, uint8): ACCEPT where `ours` and no other rule applies."""
@@ -390,8 +400,8 @@ class Leases:
         result[ours] = ACCEPT
         result[offsets >= np.uint64(self._delivered_below())] = NOT_DELIVERED
         done = self.group.is_acked(offsets)
-        result[done] = how_done(self.group, offsets[done])
-        if self._of_another_life(epoch, lease_id):
+        result[done] = end_verdicts(self.group, offsets[done])
+        if self._may_predate_group(epoch, lease_id):
             result[:] = LEASE_LOST
         return result
 
@@ -399,24 +409,24 @@ class Leases:
         """Return the offset below which messages were delivered, by any leader."""
         return max(self._table.fresh, self.group.delivered_to)
 
-    def _of_another_life(self, epoch: Epoch, lease_id: LeaseId) -> bool:
+    def _may_predate_group(self, epoch: Epoch, lease_id: LeaseId) -> bool:
         """Return whether a lease may precede a seek, or be of a deleted group of that name."""
-        mine = epoch == self.epoch and lease_id > self._born
+        mine = epoch == self.epoch and lease_id > self._first_lease_id
         return epoch <= self.group.since_epoch and not mine
 
-    def _moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
+    def _has_moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
         """Return whether a message up to `offset` became a dead letter since the lease."""
         if epoch < self.epoch:
             moved = self.group.moved
             near = (moved <= offset) & (moved + np.uint64(ORDER_WINDOW) > offset)
             return bool(near.any())
-        return self._order.moved_since(lease_id, offset)
+        return self._order.has_moved_since(lease_id, offset)
 
     # ---- consumers and the ends of leases
 
-    def heard(self, consumer: ConsumerStream) -> bool:
+    def on_request(self, consumer: ConsumerStream) -> bool:
         """Note a request from a consumer; return whether the consumer was silent."""
-        return self._roster.heard(consumer)
+        return self._roster.on_request(consumer)
 
     def join(self, consumer: ConsumerStream) -> None:
         """Add a consumer."""
@@ -428,28 +438,30 @@ class Leases:
         `expire` ends the leases beyond ENDS_MAX.
         """
         self.retire(consumer)
-        self._gone.append(consumer)
-        offsets, _ = self._end_gone(ENDS_MAX)
-        return self._ended(offsets)
+        self._former_consumers.append(consumer)
+        offsets, _ = self._end_former_leases(ENDS_MAX)
+        return self._ended_op(offsets)
 
-    def _end_gone(self, room: int) -> tuple[U64, int]:
-        """End leases of consumers that left; return their messages, and the rest of `room`."""
+    def _end_former_leases(self, weight_left: int) -> tuple[U64, int]:
+        """End leases of former consumers; return their messages and the rest of `weight_left`."""
         leases: list[Lease] = []
-        while self._gone and room > 0:
-            some, room = self._table.given(self._gone[-1].leases, room)
+        while self._former_consumers and weight_left > 0:
+            some, weight_left = self._table.leases_within(
+                self._former_consumers[-1].leases, weight_left
+            )
             leases += some
-            if len(some) == len(self._gone[-1].leases):
-                self._gone.pop()
-        return self._table.end(leases), room
+            if len(some) == len(self._former_consumers[-1].leases):
+                self._former_consumers.pop()
+        return self._table.end(leases), weight_left
 
     def give_up(self, consumer: ConsumerStream) -> None:
         """Remove a consumer that no delivery reached."""
         self.retire(consumer)
-        self.take_back(consumer.leases)
+        self.end_unsent(consumer.leases)
 
-    def take_back(self, unsent: Iterable[LeaseId]) -> None:
+    def end_unsent(self, unsent: Iterable[LeaseId]) -> None:
         """End leases that were not sent, the last ones of a consumer. They count no delivery."""
-        self._order.freed(self._table.free(unsent))
+        self._order.on_freed(self._table.free(unsent))
 
     def retire(self, consumer: ConsumerStream) -> None:
         """Deliver nothing more to a consumer; its messages stay leased.
@@ -459,53 +471,55 @@ class Leases:
         self._roster.remove(consumer)
         consumer.sink = consumer.end = consumer.recall = _unused
 
-    def expire(self, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
-        """End leases of gone consumers, and those whose deadline has passed.
+    def expire(self, now_ms: MonoMs, weight_left: int) -> tuple[GroupOp | None, int]:
+        """End leases of former consumers, and those whose deadline has passed.
 
-        Returns the ENDED op to propose, or None, and the rest of `room`. Stops when the weights of
-        the leases have used `room` up (LeaseTable.overdue). `wake_at_ms` then has passed already.
+        Returns the ENDED op to propose, or None, and the rest of `weight_left`. Stops when the
+        weights of the leases have used it up (LeaseTable.overdue). `wake_at_ms` then has passed.
 
         A lease whose delivery was not sent counts no attempt and no failure. The later leases of
         its consumer were not sent either, and end with it: the consumer does not read.
         """
-        gone, room = self._end_gone(room)
-        overdue, room = self._table.overdue(now_ms, room)
-        assert not (overdue and self._gone), "a consumer that left cannot fall silent"
+        former, weight_left = self._end_former_leases(weight_left)
+        overdue, weight_left = self._table.overdue(now_ms, weight_left)
+        assert not (overdue and self._former_consumers), "a consumer that left cannot fall silent"
         sent: list[Lease] = []
         for lease in overdue:
             if self._table.get(lease.lease_id) is None:
                 continue  # not sent, and ended with an earlier one
-            self._order.freed(self._table.free_unsent([lease.lease_id]))
+            self._order.on_freed(self._table.free_unsent([lease.lease_id]))
             if self._table.get(lease.lease_id) is not None:
                 sent.append(lease)
-            if not lease.consumer.once:  # such a consumer has retired
-                self._roster.fall_silent(lease.consumer)
-                self._order.fell_silent(lease.consumer)
+            if not lease.consumer.single_lease:  # such a consumer has retired
+                self._roster.mark_silent(lease.consumer)
+                self._order.on_silent(lease.consumer)
         ended = self._table.end(sent)
-        return self._ended(np.concatenate([gone, ended]) if len(gone) else ended), room
+        return self._ended_op(
+            np.concatenate([former, ended]) if len(former) else ended
+        ), weight_left
 
-    def _ended(self, offsets: U64) -> GroupOp | None:
+    def _ended_op(self, offsets: U64) -> GroupOp | None:
         offsets = np.sort(offsets)
         if not len(offsets):
             return None
-        self._order.returned(offsets)
+        self._order.on_returned(offsets)
         return GroupOp(Op.ENDED, self.group.topic, self.group.group_id, offsets)
 
     def recall(self) -> GroupOp | None:
         """Return the RECALL op of messages that returned because an earlier one did, or None."""
-        offsets = self._order.recalled()
+        offsets = self._order.take_recalled()
         if not len(offsets):
             return None
         return GroupOp(Op.RECALL, self.group.topic, self.group.group_id, offsets)
 
-    def expired_below(self) -> None:
+    def on_expired_below(self) -> None:
         """End the leases of messages below the cursor, which have expired."""
         self._table.finish_below(int(self.group.cursor))
         self._forget_done()
 
     # ---- applied ops
 
-    def applied(self, op: GroupOp) -> None:
+    def on_applied(self, op: GroupOp) -> None:
         """Notice one of this group's ops that was applied to `group`."""
         match op.op:
             case Op.RESERVE:
@@ -516,15 +530,15 @@ class Leases:
                 # Messages acked meanwhile stay ACKING.
                 offsets = np.sort(op.offsets[self._table.of(op.offsets).ending])
                 self._table.set(offsets, FREE)
-                self._order.freed(self._exits.mark_dying(offsets))
+                self._order.on_freed(self._ended.mark_dying(offsets))
             case Op.MOVE:
                 leased = op.offsets[self._table.of(op.offsets).leased]
                 self._table.take(leased, ACKING)  # a redrive moves leased ones
-                self._order.moved(next(self._lease_ids), int(op.offsets.min()))
+                self._order.on_move(next(self._lease_ids), int(op.offsets.min()))
                 self._table.forget(op.offsets)
                 self._forget_done()
             case _:  # ACK, EXPIRE
-                self._exits.expiring -= op.op is Op.EXPIRE
+                self._ended.expiring -= op.op is Op.EXPIRE
                 self._table.forget(op.offsets)
                 self._forget_done()
 
@@ -534,7 +548,7 @@ class Leases:
         self._order.forget_below(int(self.group.cursor))
 
 
-def how_done(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
+def end_verdicts(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
     """Return how each done message ended: ALREADY_ACKED, EXPIRED or DEAD_LETTERED, (n, uint8)."""
     how = np.where(offsets < group.expired_to, EXPIRED, ALREADY_ACKED).astype(np.uint8)
     how[group.is_moved(offsets)] = DEAD_LETTERED

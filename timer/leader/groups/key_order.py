@@ -23,14 +23,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from timer.entries.payloads import KEY_SHARED
-from timer.leader.groups.exits import Exits
+from timer.leader.groups.ended_messages import EndedMessages
 from timer.leader.groups.lease_table import (
     ENDING,
     RESERVE_AHEAD,
     ConsumerStream,
     LeaseTable,
 )
-from timer.leader.groups.offset_column import Marks
+from timer.leader.groups.offset_column import OffsetColumn
 from timer.leader.groups.roster import Roster
 from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import I64, U64
@@ -40,19 +40,19 @@ from timer.ready.queue import Queue
 
 ORDER_WINDOW: Final = 16_384
 """Length of the window, in unacked offsets: nothing beyond it is delivered."""
-LOOK_MIN: Final = 1024
-LOOK_WORK: Final = 4
+WINDOW_MIN: Final = 1024
+SEARCH_WORK: Final = 4
 """Work units of a look beside those of its offsets (timer/leader/groups/turns.py)."""
 TRIES_MAX: Final = 16
 """Consumers with open messages that one look tries, if those are on disk or have expired."""
 SHARES_MAX: Final = 64
 """Consumers among which a burst is divided, about: each of them costs a look."""
-ANYBODY: Final = 0
-MOVES_KEPT: Final = 1024
+NO_OWNER: Final = 0
+MOVES_MAX: Final = 1024
 _NO_WALL: Final = (1 << 63) - 1
 
 
-class _Open(NamedTuple):
+class _Window(NamedTuple):
     """Messages that may be delivered: offsets ascending, and their owners, each (n,)."""
 
     offsets: U64
@@ -60,17 +60,17 @@ class _Open(NamedTuple):
     """Number of the consumer that holds messages of the same key. 0: none does."""
     behind: int
     """Number of the queue's offsets behind those that were looked at."""
-    looked: int
+    size: int
     """Number of unacked messages that were looked at."""
 
     @property
-    def unowned(self) -> int:
+    def unowned_count(self) -> int:
         """Number of messages whose keys no consumer holds, and of all that are behind."""
-        return int(np.count_nonzero(self.owner == ANYBODY)) + self.behind
+        return int(np.count_nonzero(self.owner == NO_OWNER)) + self.behind
 
     def of(self, consumer: ConsumerStream, share: int) -> U64:
         """Return the messages for a consumer: `share` at most of those whose keys none holds."""
-        anybody = self.owner == ANYBODY
+        anybody = self.owner == NO_OWNER
         anybody &= np.cumsum(anybody) <= share
         offsets: U64 = self.offsets[anybody | (self.owner == consumer.number)]
         return offsets
@@ -80,16 +80,18 @@ class KeyOrder:
     """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
 
     __slots__ = (
-        *("_exits", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
+        *("_ended", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
         *("ahead", "unfinished", "work"),
     )
 
-    def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
-        self._group, self._table, self._roster, self._exits = group, table, roster, exits
+    def __init__(
+        self, group: Group, table: LeaseTable, roster: Roster, ended: EndedMessages
+    ) -> None:
+        self._group, self._table, self._roster, self._ended = group, table, roster, ended
         self.unfinished = False
         self.ahead = RESERVE_AHEAD
-        self.work = LOOK_WORK
-        self._keys = Marks(table.fresh)
+        self.work = SEARCH_WORK
+        self._keys = OffsetColumn(table.fresh)
         """Hashes of keys by offset. 0: not read yet."""
         self._recalled: list[U64] = []
         self._returns_at: UnixMs | None = None
@@ -103,42 +105,45 @@ class KeyOrder:
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """See Order. The lease goes to the next consumer that may get an open message."""
         roster = self._roster
-        self.work = LOOK_WORK + roster.work
-        served = [*roster.consumers] if self._by_key else roster.first()
-        ready = [each for each in served if roster.allowed(each) > 0]
-        if not ready or self._exits.expiring:
+        self.work = SEARCH_WORK + roster.work
+        served = [*roster.consumers] if self._by_key else roster.active_consumers()
+        ready = [each for each in served if roster.allowance(each) > 0]
+        if not ready or self._ended.expiring:
             return None
-        size = min(max(LOOK_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
+        size = min(max(WINDOW_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
         while True:
-            open_ = self._look(clock_ms, queue, size)
-            self.work += open_.looked // OFFSETS_A_UNIT
-            for consumer in _able(ready, open_):
+            window = self._open_window(clock_ms, queue, size)
+            self.work += window.size // OFFSETS_A_UNIT
+            for consumer in _candidates(ready, window):
                 share = limit
                 if self._by_key:
-                    share = max(open_.unowned // SHARES_MAX, roster.share(consumer, open_.unowned))
-                most = min(limit, roster.allowed(consumer))
-                offsets = self._of(consumer, open_.of(consumer, share)[:most], queue)
+                    share = max(
+                        window.unowned_count // SHARES_MAX,
+                        roster.share(consumer, window.unowned_count),
+                    )
+                most = min(limit, roster.allowance(consumer))
+                offsets = self._deliverable(consumer, window.of(consumer, share)[:most], queue)
                 if len(offsets):
                     if self._by_key:
-                        roster.served(consumer)
+                        roster.end_turn(consumer)
                     self._table.fresh = max(self._table.fresh, int(offsets[-1]) + 1)
                     return consumer, offsets
-            if open_.looked < size or size >= ORDER_WINDOW:
+            if window.size < size or size >= ORDER_WINDOW:
                 return None
             size = min(4 * size, ORDER_WINDOW)
 
-    def _of(self, consumer: ConsumerStream, offsets: U64, queue: Queue) -> U64:
+    def _deliverable(self, consumer: ConsumerStream, offsets: U64, queue: Queue) -> U64:
         """Return the first ones of open messages that may be delivered together now."""
         if len(offsets):
-            offsets = self._exits.alive(offsets[: queue.count_in_memory(offsets)], queue)
+            offsets = self._ended.filter_unexpired(offsets[: queue.count_in_memory(offsets)], queue)
             # Messages behind the first expired one wait until that one is gone.
-            first = self._exits.first_expired()
+            first = self._ended.first_expired()
             offsets = offsets if first is None else offsets[offsets < first]
         if len(offsets):
             offsets = offsets[: queue.count_fitting(offsets, consumer.bytes_max)]
         return offsets
 
-    def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:
+    def _open_window(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Window:
         """Find the messages that may be delivered among the first `size` unacked offsets."""
         group = self._group
         offsets = group.first_unacked(min(int(queue.end), int(group.reserved)), size)
@@ -146,20 +151,20 @@ class KeyOrder:
         offsets = offsets[: len(keys)]
         behind = int(queue.end) - int(offsets[-1]) - 1 if len(offsets) else 0
         if group.settings.max_attempts:
-            self._exits.mark_dying(offsets[self._table.of(offsets).free])
+            self._ended.mark_dying(offsets[self._table.of(offsets).free])
         states = self._table.of(offsets)
         times = group.not_before_ms(offsets)
         early = states.free & (times > clock_ms)
         self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
-        free, held = states.free & ~early, states.leased
-        walls = ~(free | held | states.acking)
+        free, leased = states.free & ~early, states.leased
+        walls = ~(free | leased | states.acking)
         mine = keys[free]
-        wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
-        _, owners = self._holders(states.values[held])
-        owner = _first_of(keys[held], owners, mine, ANYBODY)
+        wall_at = _first_values(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
+        _, owners = self._holders(states.values[leased])
+        owner = _first_values(keys[leased], owners, mine, NO_OWNER)
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
-        return _Open(offsets[before], owner[before], behind, len(keys))
+        return _Window(offsets[before], owner[before], behind, len(keys))
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
@@ -186,7 +191,7 @@ class KeyOrder:
         numbers = np.array([each.number for each in consumers], np.int64)
         return {each.number: each for each in consumers}, numbers[places.ravel()]
 
-    def returns_at_ms(self) -> UnixMs | None:
+    def next_return_ms(self) -> UnixMs | None:
         """See Order."""
         return self._returns_at
 
@@ -199,10 +204,10 @@ class KeyOrder:
 
     # ---- return and recall
 
-    def freed(self, offsets: U64) -> None:
-        """See Order. Freed messages are no longer walls, and `_look` finds them."""
+    def on_freed(self, offsets: U64) -> None:
+        """See Order. Freed messages are no longer walls, and `_open_window` finds them."""
 
-    def returned(self, offsets: U64) -> None:
+    def on_returned(self, offsets: U64) -> None:
         """See Order. Recall the leased messages behind these, in each of their keys.
 
         Messages whose delivery was not sent are free at once, and count no attempt.
@@ -213,7 +218,9 @@ class KeyOrder:
         behind = self._group.first_unacked(self._table.fresh, ORDER_WINDOW)
         behind = behind[behind > offsets[0]]
         behind = behind[self._table.of(behind).leased]
-        first = _first_of(self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL)
+        first = _first_values(
+            self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL
+        )
         behind = behind[behind.astype(np.int64) > first]
         if not len(behind):
             return
@@ -230,40 +237,42 @@ class KeyOrder:
         """Return the keys of delivered messages."""
         return self._keys.of(offsets) if self._by_key else np.zeros(len(offsets), np.uint64)
 
-    def recalled(self) -> U64:
+    def take_recalled(self) -> U64:
         """See Order."""
         recalled, self._recalled = self._recalled, []
         return np.concatenate(recalled) if recalled else np.zeros(0, np.uint64)
 
     # ---- the rest
 
-    def moved(self, lease_number: int, first: int) -> None:
+    def on_move(self, lease_number: int, first: int) -> None:
         """See Order."""
         self._moves.append((lease_number, first))
-        del self._moves[:-MOVES_KEPT]
+        del self._moves[:-MOVES_MAX]
 
-    def moved_since(self, lease_id: int, offset: int) -> bool:
+    def has_moved_since(self, lease_id: int, offset: int) -> bool:
         """See Order."""
         return any(lease_id < number and first <= offset for number, first in self._moves)
 
-    def fell_silent(self, consumer: ConsumerStream) -> None:
+    def on_silent(self, consumer: ConsumerStream) -> None:
         """See Order. In a group with one consumer at a time the next one takes over for good."""
         if not self._by_key and self._roster.consumers[:1] == [consumer]:
-            self._roster.served(consumer)
+            self._roster.end_turn(consumer)
 
     def forget_below(self, cursor: int) -> None:
         """See Order."""
         self._keys.forget_below(cursor)
 
 
-def _able(consumers: list[ConsumerStream], open_: _Open) -> list[ConsumerStream]:
+def _candidates(consumers: list[ConsumerStream], window: _Window) -> list[ConsumerStream]:
     """Return the first TRIES_MAX consumers that may get one of the open messages."""
-    owners = set(np.unique(open_.owner).tolist())
-    able = consumers if ANYBODY in owners else (each for each in consumers if each.number in owners)
+    owners = set(np.unique(window.owner).tolist())
+    able = (
+        consumers if NO_OWNER in owners else (each for each in consumers if each.number in owners)
+    )
     return [*itertools.islice(able, TRIES_MAX)]
 
 
-def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:
+def _first_values(keys: U64, values: I64, of: U64, default: int) -> I64:
     """Return, for each key in `of`, the value at its first place in `keys`, or the default."""
     wanted, places = np.unique(of, return_inverse=True)
     found = np.full(len(wanted) + 1, default, np.int64)  # the last element takes other keys

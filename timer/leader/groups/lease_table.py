@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.leader.groups.offset_column import Marks
+from timer.leader.groups.offset_column import OffsetColumn
 from timer.model.columns import U64
 from timer.model.timer_errors import EngineError
 from timer.model.units import GroupId, LeaseId, MonoMs
@@ -64,16 +64,16 @@ class ConsumerStream:
     shell drops this delivery and all later ones, and returns their leases. Empty: it was sent."""
     recall: Callable[[U64 | None], None] = lambda _: None
     """Called with messages, sent before, that are taken back and come again. None: all of them."""
-    once: bool = False
+    single_lease: bool = False
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
     """The stream is full: the consumer gets nothing until it has drained."""
-    room: int = UNBOUNDED
+    bytes_left: int = UNBOUNDED
     """Bytes of payloads, keys and headers that it may still get. The sink sets it again."""
     delivery_max: Callable[[], int] = lambda: DELIVERY_BYTES
-    """Returns the bytes that its next delivery may have, for the room of all consumers."""
-    one_by_one: bool = False
-    """Each lease pauses the consumer; the sink resumes it when it has room for another."""
+    """Returns the bytes that its next delivery may have, for the buffer of all consumers."""
+    pauses_after_lease: bool = False
+    """Each lease pauses the consumer; the sink resumes it when another fits."""
     silent: bool = False
     """A lease of the consumer reached its deadline, and no request has come from it since."""
     leases: dict[LeaseId, None] = field(default_factory=dict)
@@ -84,7 +84,11 @@ class ConsumerStream:
     @property
     def bytes_max(self) -> int:
         """Most bytes in its next delivery."""
-        return min(self.room, self.delivery_max(), DELIVERY_BYTES)
+        return min(self.bytes_left, self.delivery_max(), DELIVERY_BYTES)
+
+    def end_credit(self) -> None:
+        """Get nothing until the consumer grants credit again."""
+        self.credit = 0
 
 
 @dataclass(slots=True)
@@ -95,7 +99,7 @@ class Lease:
     consumer: ConsumerStream
     offsets: U64
     deadline_ms: MonoMs
-    left: int
+    leased_count: int
     """Number of its messages that are still leased."""
     group_id: GroupId = GroupId(0)
     """The group's id when the lease was given: a seek assigns a new one."""
@@ -147,7 +151,7 @@ class OffsetStates(NamedTuple):
         mask: Mask = self.values == DYING
         return mask
 
-    def held_by(self, lease_id: LeaseId | int) -> Mask:
+    def leased_under(self, lease_id: LeaseId | int) -> Mask:
         """Return which messages belong to that lease."""
         mask: Mask = self.values == np.uint64(lease_id)
         return mask
@@ -164,7 +168,7 @@ class LeaseTable:
         """First offset never delivered in this epoch."""
         self.in_flight = 0
         """Messages leased now."""
-        self._states = Marks(base)
+        self._states = OffsetColumn(base)
         self._leases: dict[LeaseId, Lease] = {}
         self._deadlines: list[tuple[MonoMs, LeaseId]] = []
         """Heap. An ended or extended lease leaves its old deadline behind."""
@@ -200,7 +204,7 @@ class LeaseTable:
 
     def finish_below(self, cursor: int) -> None:
         """Take the messages below the cursor from their leases; those not FREE are ACKING then."""
-        before = OffsetStates(self._states.take_below(cursor, ACKING))
+        before = OffsetStates(self._states.replace_below(cursor, ACKING))
         self._settle_all(before.values[before.leased])
 
     # ---- leases
@@ -223,9 +227,9 @@ class LeaseTable:
 
     def leased(self) -> U64:
         """Return the offsets of all leased messages, ascending, each once."""
-        return self._held(self._leases.values())
+        return self._offsets_of(self._leases.values())
 
-    def _held(self, leases: Collection[Lease]) -> U64:
+    def _offsets_of(self, leases: Collection[Lease]) -> U64:
         """Return the messages that leases, in force until now, still hold, ascending."""
         if not leases:
             return np.zeros(0, np.uint64)
@@ -238,24 +242,24 @@ class LeaseTable:
         """Lease messages that are free."""
         self._leases[lease.lease_id] = lease
         self._states.set(lease.offsets, np.uint64(lease.lease_id))
-        self._watch(lease)
+        self._add_deadline(lease)
         lease.consumer.leases[lease.lease_id] = None
         self.in_flight += len(lease.offsets)
 
     def extend(self, lease: Lease, deadline_ms: MonoMs) -> None:
         """Move the deadline of a lease, never to an earlier time."""
         lease.deadline_ms = max(lease.deadline_ms, deadline_ms)
-        self._watch(lease)
+        self._add_deadline(lease)
 
     def settle(self, lease_id: LeaseId, count: int) -> None:
         """Subtract messages from a lease; remove the lease when it has none left."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return
-        lease.left -= count
+        lease.leased_count -= count
         self.in_flight -= count
-        assert lease.left >= 0 <= self.in_flight, (lease, count, self.in_flight)
-        if not lease.left:
+        assert lease.leased_count >= 0 <= self.in_flight, (lease, count, self.in_flight)
+        if not lease.leased_count:
             del self._leases[lease_id]
             lease.consumer.leases.pop(lease_id, None)
 
@@ -269,7 +273,7 @@ class LeaseTable:
             lease.consumer.leases.pop(lease.lease_id, None)
         if len(leases) == 1:
             return self._end_one(leases[0])
-        offsets, left = self._held(leases), sum(each.left for each in leases)
+        offsets, left = self._offsets_of(leases), sum(each.leased_count for each in leases)
         assert len(offsets) == left, (leases[0], len(leases), len(offsets), left)
         self._states.set(offsets, ENDING)
         self.in_flight -= left
@@ -296,35 +300,37 @@ class LeaseTable:
         return np.concatenate(freed)
 
     def _end_one(self, lease: Lease) -> U64:
-        offsets: U64 = lease.offsets[self.of(lease.offsets).held_by(lease.lease_id)]
-        assert len(offsets) == lease.left, (lease, offsets)
+        offsets: U64 = lease.offsets[self.of(lease.offsets).leased_under(lease.lease_id)]
+        assert len(offsets) == lease.leased_count, (lease, offsets)
         self._states.set(offsets, ENDING)
-        self.in_flight -= lease.left
+        self.in_flight -= lease.leased_count
         return offsets
 
-    def overdue(self, now_ms: MonoMs, room: int) -> tuple[list[Lease], int]:
-        """Return leases whose deadline has passed, and the rest of `room`; the caller ends them.
+    def overdue(self, now_ms: MonoMs, weight_left: int) -> tuple[list[Lease], int]:
+        """Return overdue leases, which the caller ends, and the rest of `weight_left`.
 
-        Stops when their weights, LEASE_WEIGHT and a message each, have used up `room`.
+        Stops when their weights, LEASE_WEIGHT and a message each, have used up `weight_left`.
         """
         found: dict[LeaseId, Lease] = {}
-        while room > 0 and self._deadlines and self._deadlines[0][0] <= now_ms:
+        while weight_left > 0 and self._deadlines and self._deadlines[0][0] <= now_ms:
             at_ms, lease_id = heapq.heappop(self._deadlines)
-            room -= LEASE_WEIGHT
+            weight_left -= LEASE_WEIGHT
             if self._is_live(at_ms, lease_id) and lease_id not in found:
                 found[lease_id] = self._leases[lease_id]
-                room -= found[lease_id].left
-        return [*found.values()], room
+                weight_left -= found[lease_id].leased_count
+        return [*found.values()], weight_left
 
-    def given(self, lease_ids: Iterable[LeaseId], room: int) -> tuple[list[Lease], int]:
-        """Return the first of these leases, all in force, and the rest of `room`, as `overdue`."""
+    def leases_within(
+        self, lease_ids: Iterable[LeaseId], weight_left: int
+    ) -> tuple[list[Lease], int]:
+        """Return the first of these leases, all in force, and the weight left, as `overdue`."""
         found: list[Lease] = []
         for lease_id in lease_ids:
-            if room <= 0:
+            if weight_left <= 0:
                 break
             found.append(self._leases[lease_id])
-            room -= LEASE_WEIGHT + found[-1].left
-        return found, room
+            weight_left -= LEASE_WEIGHT + found[-1].leased_count
+        return found, weight_left
 
     def next_deadline_ms(self) -> MonoMs | None:
         """Return the first deadline of a lease; None: no lease.
@@ -341,7 +347,7 @@ class LeaseTable:
         lease = self._leases.get(lease_id)
         return lease is not None and lease.deadline_ms == at_ms
 
-    def _watch(self, lease: Lease) -> None:
+    def _add_deadline(self, lease: Lease) -> None:
         """Note a lease's deadline; drop the deadlines of ended leases once they are many."""
         heapq.heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
         if len(self._deadlines) > 2 * len(self._leases) + DEADLINES_MIN:
@@ -360,7 +366,7 @@ class LeaseTable:
             lease = leases.get(lease_id)
             if lease is None:
                 continue
-            lease.left = left = lease.left - count
+            lease.leased_count = left = lease.leased_count - count
             done += count
             if left <= 0:
                 assert not left, (lease, count)

@@ -8,17 +8,17 @@ import numpy.typing as npt
 from timer.model.columns import U64
 from timer.ready.group_column import empty_column
 
-_MARKS = np.dtype(np.uint64)
+_DTYPE = np.dtype(np.uint64)
 _NOTHING = np.zeros(0, np.uint64)
 
 
-class Marks:
+class OffsetColumn:
     """One uint64 per offset; 0 if unset or below the column's base."""
 
     __slots__ = ("_base", "_column")
 
     def __init__(self, base: int) -> None:
-        self._base, self._column = base, empty_column(_MARKS)
+        self._base, self._column = base, empty_column(_DTYPE)
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class Marks:
         if len(offsets):
             self._column = self._column.put(offsets, marks, self._base)
 
-    def take_below(self, offset: int, mark: np.uint64) -> U64:
+    def replace_below(self, offset: int, mark: np.uint64) -> U64:
         """Replace the marks below `offset`; return the previous ones."""
         offsets = self._column.offsets(offset)
         before = self.of(offsets)
@@ -70,5 +70,5 @@ class Marks:
         forgotten = self._column.drop_below(offset)
         self._base = self._column.base
         if not self._column.value_count:
-            self._column = empty_column(_MARKS)
+            self._column = empty_column(_DTYPE)
         return forgotten

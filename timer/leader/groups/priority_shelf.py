@@ -34,15 +34,15 @@ OLDEST: Final = 8
 class PriorityShelf:
     """See the module. It may have messages that are not free any more; the caller removes them."""
 
-    __slots__ = ("_levels", "_owed", "_passed", "count")
+    __slots__ = ("_levels", "_oldest_left", "_run_taken", "count")
 
     def __init__(self) -> None:
         self._levels = [np.zeros(0, np.uint64) for _ in range(PRIORITY_MAX + 1)]
         """Offsets of each priority, ascending."""
         self.count = 0
-        self._passed = 0
+        self._run_taken = 0
         """Messages of the highest level taken since the oldest ones, while others waited."""
-        self._owed = 0
+        self._oldest_left = 0
         """Messages to be taken by their age now."""
 
     @property
@@ -65,28 +65,28 @@ class PriorityShelf:
             return np.zeros(0, np.uint64)
         if len(levels) == 1:
             return levels[0][:most]
-        if not self._owed:
-            return levels[0][: min(most, RUN - self._passed)]
-        most = min(most, self._owed)
+        if not self._oldest_left:
+            return levels[0][: min(most, RUN - self._run_taken)]
+        most = min(most, self._oldest_left)
         return np.sort(np.concatenate([offsets[:most] for offsets in levels]))[:most]
 
     def take(self, offsets: U64) -> None:
         """Remove messages that `choose` returned, or the first of them: they are delivered."""
-        if self._owed:
-            self._owed = max(0, self._owed - len(offsets))
+        if self._oldest_left:
+            self._oldest_left = max(0, self._oldest_left - len(offsets))
         elif len(self.levels) > 1:
-            self._passed += len(offsets)
-            if self._passed >= RUN:
-                self._passed, self._owed = 0, OLDEST
+            self._run_taken += len(offsets)
+            if self._run_taken >= RUN:
+                self._run_taken, self._oldest_left = 0, OLDEST
 
         def others(held: U64) -> U64:
             place = np.searchsorted(held, offsets)
             place = place[place < len(held)]
             return np.delete(held, place[np.isin(held[place], offsets)])
 
-        self.keep(others)
+        self.retain(others)
 
-    def keep(self, kept: Callable[[U64], U64]) -> None:
-        """Keep those messages that `kept` returns, of one priority at a time, ascending."""
-        self._levels = [kept(held) if len(held) else held for held in self._levels]
+    def retain(self, retained: Callable[[U64], U64]) -> None:
+        """Keep those messages that `retained` returns, of one priority at a time, ascending."""
+        self._levels = [retained(offsets) if len(offsets) else offsets for offsets in self._levels]
         self.count = sum(map(len, self._levels))

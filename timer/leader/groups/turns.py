@@ -52,7 +52,7 @@ class Turns:
         self._wanted: dict[GroupId, None] = {}
         self._reading: dict[GroupId, None] = {}
         """Groups that waited for pages after a turn since the last read."""
-        self.cut_short = False
+        self.unfinished = False
         """The last call left groups that want a turn: call again soon."""
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Turns:
         self._wanted.pop(group, None)
         self._reading.pop(group, None)
 
-    def fetched(self) -> None:
+    def on_pages_read(self) -> None:
         """Give the groups that wait for pages a turn: some pages were read."""
         self._wanted |= self._reading
         self._reading = {}
@@ -95,4 +95,4 @@ class Turns:
                     queue.popleft()
         assert len(self._wanted) == count, "a turn wanted or dropped a group"
         self._wanted = dict.fromkeys(queue) | later
-        self.cut_short = bool(self._wanted)
+        self.unfinished = bool(self._wanted)

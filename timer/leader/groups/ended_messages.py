@@ -19,17 +19,17 @@ from timer.ready.queue import Queue
 
 DEAD_ROWS_MAX: Final = 256
 """Most dead letters in one MOVE: the headers of each take some microseconds."""
-SPARE_MAX: Final = 4096
+REVIVE_MAX: Final = 4096
 """Most dying messages that one call of `spare` looks at, about 1 ms."""
 _NONE: Final = deque[U64]()
 """Of all groups that have lost no message so far: an empty deque takes 0.6 kB. Never changed."""
 
 
-class Exits:
+class EndedMessages:
     """See the module."""
 
     __slots__ = (
-        *("_again", "_attempts_max", "_dead", "_expired", "_group", "_table"),
+        *("_recheck_count", "_attempts_max", "_dead", "_expired", "_group", "_table"),
         *("expiring", "outlived_ms", "unfinished", "work"),
     )
 
@@ -39,7 +39,7 @@ class Exits:
         """Messages due at or before this have expired, Unix milliseconds. None: none expires."""
         self._dead = _NONE
         """Offsets marked DYING, each array ascending."""
-        self._again = 0
+        self._recheck_count = 0
         """Number of arrays at the front of `_dead` from before `max_attempts` was raised."""
         self._attempts_max = group.settings.max_attempts
         self._expired: list[U64] = []
@@ -47,13 +47,13 @@ class Exits:
         self.expiring = 0
         """EXPIRE ops of the group in flight."""
         self.unfinished = False
-        """The last `spare` or `take_dead` stopped before it had looked at everything."""
+        """The last `revive` or `take_dead` stopped before it had looked at everything."""
         self.work = 0
-        """Work units of the last `spare`."""
+        """Work units of the last `revive`."""
 
     # ---- expired
 
-    def alive(self, offsets: U64, queue: Queue) -> U64:
+    def filter_unexpired(self, offsets: U64, queue: Queue) -> U64:
         """Return the messages at hand that have not expired; note expired ones for EXPIRE.
 
         No lease has one of them. A message that is noted twice is taken once.
@@ -91,34 +91,34 @@ class Exits:
             self._dead.append(offsets[dead])
         return offsets[~dead]
 
-    def altered(self) -> None:
-        """Notice the group's new settings: `spare` looks at all dying messages after a raise."""
+    def on_settings_changed(self) -> None:
+        """Notice the group's new settings: `revive` looks at all dying messages after a raise."""
         before, self._attempts_max = self._attempts_max, self._group.settings.max_attempts
         if not 0 < self._attempts_max <= before:
-            self._again = len(self._dead)
+            self._recheck_count = len(self._dead)
 
-    def spare(self) -> U64:
+    def revive(self) -> U64:
         """Free dying messages that a raised `max_attempts` allows again; return them, ascending.
 
-        Looks at SPARE_MAX of them at most. `unfinished` then requests another call.
+        Looks at REVIVE_MAX of them at most. `unfinished` then requests another call.
         """
         self.work, self.unfinished = 0, False
-        if not self._again:
+        if not self._recheck_count:
             return np.zeros(0, np.uint64)
-        some, room = list[U64](), SPARE_MAX
-        while self._again and room:
+        some, rows_left = list[U64](), REVIVE_MAX
+        while self._recheck_count and rows_left:
             offsets = self._dead.popleft()
-            if len(offsets) > room:
-                self._dead.appendleft(offsets[room:])
+            if len(offsets) > rows_left:
+                self._dead.appendleft(offsets[rows_left:])
             else:
-                self._again -= 1
-            some.append(offsets[:room])
-            room -= len(some[-1])
-        self.work = (SPARE_MAX - room) // OFFSETS_A_UNIT
-        self.unfinished = self._again > 0
-        spared = self.mark_dying(self._still_dying(np.sort(np.concatenate(some))))
-        self._table.set(spared, FREE)
-        return spared
+                self._recheck_count -= 1
+            some.append(offsets[:rows_left])
+            rows_left -= len(some[-1])
+        self.work = (REVIVE_MAX - rows_left) // OFFSETS_A_UNIT
+        self.unfinished = self._recheck_count > 0
+        revived = self.mark_dying(self._still_dying(np.sort(np.concatenate(some))))
+        self._table.set(revived, FREE)
+        return revived
 
     def _still_dying(self, offsets: U64) -> U64:
         return offsets[~self._group.is_acked(offsets) & self._table.of(offsets).dying]
@@ -133,7 +133,7 @@ class Exits:
 
         Expired ones are left out; `take_expired` returns them.
         """
-        self.unfinished = self._again > 0
+        self.unfinished = self._recheck_count > 0
         while self._dead and not self.unfinished:
             offsets = self._still_dying(self._dead.popleft())
             if not len(offsets):
@@ -143,7 +143,7 @@ class Exits:
                 count = queue.count_fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
                 self._dead.appendleft(offsets[count:])
-            taken = self.alive(offsets[:count], queue)
+            taken = self.filter_unexpired(offsets[:count], queue)
             self.unfinished = len(taken) < count and bool(self._dead)
             return taken
         return np.zeros(0, np.uint64)
