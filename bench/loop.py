@@ -141,7 +141,7 @@ class Loop:
         """Create topics and return their ids."""
         made: list[Any] = []
         for number in range(count):
-            self.leader.topic(f"crowd/{number}", self.now, made.append)
+            self.leader.create_topic(f"crowd/{number}", self.now, made.append)
             if number % PORTION == PORTION - 1:
                 self.fold()
         self.fold()
@@ -182,7 +182,7 @@ class Loop:
 
     def alter(self, scope: Scope, policy: ScopePolicy) -> None:
         """Set the policy of a scope."""
-        self.leader.alter(scope, policy, [], self.now, lambda _: None)
+        self.leader.set_policy(scope, policy, [], self.now, lambda _: None)
 
     def cancel(self, due_ms: "np.ndarray[Any, Any]", first_seq: int) -> None:
         """Cancel timers with consecutive seqs from `first_seq` on."""

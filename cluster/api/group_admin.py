@@ -315,8 +315,8 @@ class GroupDesk:
         group = of.groups.get(dead_letters.GROUP)
         if group is None:
             raise NotFoundError("topic of dead letters", topic)
-        if leader.full is not None:
-            raise leader.full
+        if leader.disk_error is not None:
+            raise leader.disk_error
         return leader, of, group
 
     async def _lease_and_move(

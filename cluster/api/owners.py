@@ -116,8 +116,8 @@ class CreationLimits:
             EngineError: see Leader; LimitReachedError: the caller created as many as it may.
         """
         creator = _creator(leader)
-        propose = functools.partial(leader.topic, name, now, creator=creator)
-        new = None if leader.topic_named(name) is not None else name
+        propose = functools.partial(leader.create_topic, name, now, creator=creator)
+        new = None if leader.topic_or_none(name) is not None else name
         there = leader.machine.creators.topics
         self._propose("topics", new, lambda _: there[creator], propose, done)
 
@@ -156,13 +156,13 @@ class CreationLimits:
         `series` is to be called at once after the block. Equal requests share a place.
 
         Raises:
-            EngineError: see SeriesIntake.check_room; LimitReachedError: see `series`.
+            EngineError: see SeriesIntake.check_count; LimitReachedError: see `series`.
         """
         owner, new = ("series", _identity()), (topic, key)
         if new in self._under_way.get(owner, ()):
             yield
             return
-        with leader.series.reserved():
+        with leader.series.reserve():
             self._check("series", functools.partial(self._series_there, leader.machine))
             self._begin(owner, new)
             try:

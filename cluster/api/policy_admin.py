@@ -145,7 +145,7 @@ class PolicyDesk:
         if named.topic and said.pack() and not request.existing:
             await self._timers.topic(leader, named.topic)
         scope, now = scope_of(leader.machine, named), self._host.now()
-        await self._host.ask(lambda done: leader.alter(scope, said, request.unset, now, done))
+        await self._host.ask(lambda done: leader.set_policy(scope, said, request.unset, now, done))
         return description(leader.machine, self._host.engine.node_policy, named)
 
     def describe(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:

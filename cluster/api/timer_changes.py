@@ -166,7 +166,7 @@ class TimerChanges:
         leader = self._host.require_leader()
         kind = wire_timers.check_one_target(request)
         if kind == "filter":
-            when = wire_rows.when_of(request, 1)
+            when = wire_rows.wanted_times_of(request, 1)
             topic = wire_timers.topic_of(leader.machine.topic_by_name, request.filter.topic)
             leader.admission.times(when, 1, np.full(1, topic, np.uint32), self._host.now())
 
@@ -302,9 +302,9 @@ class TimerChanges:
 
 
 def _when_of(request: pb.RescheduleRequest, n: int) -> WantedTimes:
-    """See wire_rows.when_of; an error about one of several times has its place."""
+    """See wire_rows.wanted_times_of; an error about one of several times has its place."""
     try:
-        return wire_rows.when_of(request, n)
+        return wire_rows.wanted_times_of(request, n)
     except InvalidRequestError as error:
         raise error.in_request(0, n) from None
 

@@ -279,7 +279,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     def _known_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId] | None:
         topics: dict[str, TopicId] = {}
         for timers in request.timers:
-            topic = leader.topic_named(timers.topic)
+            topic = leader.topic_or_none(timers.topic)
             if topic is None:
                 return None
             topics[timers.topic] = topic.topic_id
@@ -299,7 +299,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """
         if not (create or self._auto_create_topics):
             return leader.find_topic(name)
-        known = leader.topic_named(name)
+        known = leader.topic_or_none(name)
         if known is not None:
             return known
         wire_rows.check_name("topic", name, bytes_max=self._topic_name_bytes_max)

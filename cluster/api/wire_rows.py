@@ -20,7 +20,7 @@ from cluster.rpc.request_bounds import size_of
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.admission import WAYS, Rules, WantedTimes
-from timer.leader.intake.admission import when_of as when_of_ways
+from timer.leader.intake.admission import wanted_times_of as when_of_ways
 from timer.leader.leader import Leader
 from timer.model import row_traits, timer_id
 from timer.model.columns import (
@@ -317,7 +317,7 @@ class _Columns:
         payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
         _limit_sizes("payload", payload, *rules.payload_limit)
         key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
-        when = when_of(timers, rows)
+        when = wanted_times_of(timers, rows)
         times = rules.times(when, rows, now, floor_ms)
         return cls(*times, payload, key, headers, texts, when)
 
@@ -346,7 +346,7 @@ def _traits(timers: pb.TimerColumns, rows: int, limits: RequestLimits) -> Traits
     return Traits(ordering, priority)
 
 
-def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> WantedTimes:
+def wanted_times_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> WantedTimes:
     """Return the times that a request gives for its timers.
 
     Raises:

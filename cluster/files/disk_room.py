@@ -107,8 +107,8 @@ class DiskWatch:
             self._leader, self._rooms = leader, VoterDisks(self._replica.replica_id, now_ms)
         self._rooms.store_report(self._replica.replica_id, self._name, room, now_ms)
         self._ask(now_ms)
-        leader.full = self._rooms.refusal(self._replica.voters, now_ms)
-        self._log_refusal(leader.full)
+        leader.disk_error = self._rooms.refusal(self._replica.voters, now_ms)
+        self._log_refusal(leader.disk_error)
         self._hand_over_if_low(now_ms)
 
     def _ask(self, now_ms: MonoMs) -> None:

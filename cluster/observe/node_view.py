@@ -327,7 +327,7 @@ class NodeState(TopicView):
             disk_free_bytes=engine.disk_space.free,
             disk_reserve_bytes=engine.disk_space.reserve,
             disk_low=engine.disk_space.low,
-            refusing=leader is not None and leader.full is not None,
+            refusing=leader is not None and leader.disk_error is not None,
             series_lag_ms=machine.series.behind_ms(now.clock_ms) if leader is not None else 0,
             unplanned_series=leader.series.unplanned if leader is not None else 0,
             scrubbed_bytes=self._scrubber.bytes_read,

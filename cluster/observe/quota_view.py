@@ -5,7 +5,7 @@ import heapq
 from typing import Final, TypeAlias
 
 from timer.entries.policies import QUOTAS
-from timer.leader.intake.quotas import USED
+from timer.leader.intake.quotas import USAGE
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
 from timerclient.proto import timer_pb2 as pb
@@ -22,7 +22,7 @@ def of_topic(machine: Machine, topic: Topic) -> list[pb.QuotaStatus]:
     for field in QUOTAS:
         limit, source = machine.policies.value_and_source(field, topic.name, topic.topic_id)
         if limit is not None:
-            used = USED[field](topic)
+            used = USAGE[field](topic)
             found.append(pb.QuotaStatus(field=field, used=used, limit=limit, source=source))
     return found
 

@@ -173,11 +173,11 @@ class Host:
             EngineError: raised by `start`, or passed to `done` in place of a result.
         """
         leader, caller = self.engine.leader, CALLER.get()
-        before = leader.proposed if leader is not None else 0
+        before = leader.last_proposed if leader is not None else 0
         future, done = self.expect()
         start(done)
-        if caller and leader and not future.done() and leader.proposed > before:
-            caller.note(leader.epoch, leader.proposed)
+        if caller and leader and not future.done() and leader.last_proposed > before:
+            caller.note(leader.epoch, leader.last_proposed)
         self.kick()
         return await future
 
@@ -197,7 +197,7 @@ class Host:
             if began_ns:
                 self.stamp_request(began_ns)
             if caller is not None and self.engine.leader is not None:
-                caller.note(self.engine.leader.epoch, self.engine.leader.answering)
+                caller.note(self.engine.leader.epoch, self.engine.leader.answering_index)
             if future.cancelled():
                 if caller is not None:
                     caller.on_late(caller, result if isinstance(result, EngineError) else None)
@@ -211,9 +211,9 @@ class Host:
     def stamp_request(self, began_ns: int) -> None:
         """Record the hops of a request whose entry was just applied: it came at `began_ns`."""
         leader = self.engine.leader
-        if leader is not None and leader.answering:
-            self.hops.stamp(Hop.REQUEST, leader.answering, began_ns)
-            self.hops.stamp(Hop.APPLIED, leader.answering)
+        if leader is not None and leader.answering_index:
+            self.hops.stamp(Hop.REQUEST, leader.answering_index, began_ns)
+            self.hops.stamp(Hop.APPLIED, leader.answering_index)
 
     # ---- from the replica
 

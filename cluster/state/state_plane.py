@@ -254,7 +254,7 @@ class StatePlane:
         """Entries up to `commit_index` may be applied."""
         self.engine.raise_commit_index(commit_index)
         if self.engine.leader is not None:
-            self.engine.leader.committed(commit_index, self._io.mono_ms())
+            self.engine.leader.on_committed(commit_index, self._io.mono_ms())
         if self.engine.leader is not None or self._promoting is not None:
             self._fold()
         elif not self._fold_ordered:
@@ -587,7 +587,7 @@ class StatePlane:
         self._draining = True
         self._retiring = self.engine.leader
         if self._retiring is not None:
-            self._retiring.refuse(ShuttingDownError("this node drains; another will lead"))
+            self._retiring.begin_drain(ShuttingDownError("this node drains; another will lead"))
             self.kick()
 
     def is_drained(self) -> bool:

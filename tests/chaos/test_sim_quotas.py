@@ -135,7 +135,7 @@ def test_book_knows_that_a_reached_backlog_takes_nothing() -> None:
     play.settle()
     part = part_of([(play.topic_id, play.now.clock_ms + 50, b"x")])
     book.took(play.leader, replace(part, sequence=1), repeated=False)
-    play.leader.alter(CLUSTER, ScopePolicy(ready_max=1), (), play.now, lambda _: None)
+    play.leader.set_policy(CLUSTER, ScopePolicy(ready_max=1), (), play.now, lambda _: None)
     book.took(play.leader, replace(part, sequence=2), repeated=True)
     with pytest.raises(Broken, match="ready_max"):
         book.took(play.leader, replace(part, sequence=3), repeated=False)

@@ -161,13 +161,13 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
         on_late=lambda _, error: late.append((noted[-1][1], error)),
     )
     gathered: list[Callable[[object], None]] = []
-    leader: Any = SimpleNamespace(proposed=4, answering=0, epoch=3)
+    leader: Any = SimpleNamespace(last_proposed=4, answering_index=0, epoch=3)
 
     async def ask(appended: int, error: EngineError | None = None) -> None:
         CALLER.set(caller)
 
         def start(done: Callable[[object], None]) -> None:
-            leader.proposed = appended
+            leader.last_proposed = appended
             gathered.append(done)
             if error is not None:
                 done(error)
@@ -183,7 +183,7 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
     with pytest.raises(TimeoutError):
         await ask(6)
     assert noted[-1] == (3, 6)
-    leader.answering = 7  # an entry that the requests of several callers waited for
+    leader.answering_index = 7  # an entry that the requests of several callers waited for
     for each in gathered:
         each(None)
     assert late == [(7, None)] * 2, "the first call had its answer"

@@ -213,7 +213,7 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
     )
     moving = asyncio.create_task(call._changes._move(targets, None, when))
     scope, said, now = Scope("", TopicId(1)), ScopePolicy(fixed_delay_ms=5), call.host.now()
-    alter = partial(call.host.leader.alter, scope, said, (), now, lambda _: None)
+    alter = partial(call.host.leader.set_policy, scope, said, (), now, lambda _: None)
     asyncio.get_running_loop().call_soon(alter)  # before any entry is appended
     with pytest.raises(NotReadyError, match="a policy changed meanwhile; retry"):
         await moving
@@ -224,7 +224,9 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
 
 async def test_reschedule_that_a_policy_refuses_changes_nothing(call: Caller) -> None:
     scope = Scope("", TopicId(1))
-    call.host.leader.alter(scope, ScopePolicy(delay_ms_max=1), (), call.host.now(), lambda _: None)
+    call.host.leader.set_policy(
+        scope, ScopePolicy(delay_ms_max=1), (), call.host.now(), lambda _: None
+    )
     call.host.step()
     where = pb.RescheduleRequest(filter=pb.TimerFilter(topic="t"), due_ms=[LATER])
     for request in (ids(*range(N)), where):

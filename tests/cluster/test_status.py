@@ -34,7 +34,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.OverloadedError("the log", retry_after_ms=250),
     timer_errors.CallerLimitError("rate.rows of client/a", "must be at most 5", 9),
     timer_errors.DiskFullError([("n1", 5, 10)], retry_after_ms=1000),
-    timer_errors.QuotaReachedError("bills", "ready_max", 2, "topic", there=2, asked=1),
+    timer_errors.QuotaReachedError("bills", "ready_max", 2, "topic", used=2, requested=1),
     timer_errors.LimitReachedError("limits.topics_max", 2, "the cluster", 2),
     timer_errors.CommitTimeoutError("no majority within 5000 ms"),
     timer_errors.LeadershipLostError("deposed by epoch 4"),
@@ -110,7 +110,7 @@ def test_details_of_an_error_reach_their_own_fields() -> None:
     refused = to_wire(timer_errors.InvalidRequestError("due_ms", -1, "at least 0"))
     assert (refused.field, refused.limit) == ("due_ms", "at least 0")
     full = to_wire(
-        timer_errors.QuotaReachedError("bills", "ready_max", 2, "topic", there=2, asked=1)
+        timer_errors.QuotaReachedError("bills", "ready_max", 2, "topic", used=2, requested=1)
     )
     assert (full.field, full.limit) == ("ready_max", "must be at most 2 (ready_max of the topic)")
     assert to_wire(timer_errors.NotLeaderError("node2:7100")).leader == "node2:7100"

@@ -433,7 +433,7 @@ async def test_closed_topics_take_no_place_of_quotas_that_are_used() -> None:
     for name, limit in (("closed", 0), ("used", 4)):
         scope = Scope("", play.make_topic(name).topic_id)
         policy = ScopePolicy(pending_max=limit)
-        play.leader.alter(scope, policy, [], play.now, lambda _: None)
+        play.leader.set_policy(scope, policy, [], play.now, lambda _: None)
     play.settle()
     found = await quota_view.fullest(play.machine, 1)
     assert found == ((("used", "pending_max"), (0, 4)),)
@@ -446,7 +446,7 @@ async def test_quotas_of_all_topics_are_found_without_their_effective_policies()
     policies = {Scope("ns"): ScopePolicy(ready_max=9)}
     policies[Scope("", play.machine.topic_by_name["ns/b"].topic_id)] = ScopePolicy(ready_max=5)
     for scope, policy in policies.items():
-        play.leader.alter(scope, policy, [], play.now, lambda _: None)
+        play.leader.set_policy(scope, policy, [], play.now, lambda _: None)
     play.settle()
     with mock.patch.object(Policies, "effective") as effective:
         found = await quota_view.fullest(play.machine, 9)

@@ -12,7 +12,7 @@ from cluster.api.wire_rows import (
     count_texts,
     part_of,
     put_bytes,
-    when_of,
+    wanted_times_of,
 )
 from tests.timer.leading import Play
 from timer.model.columns import Binary, encode_headers
@@ -120,13 +120,13 @@ def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> No
 def test_due_times_of_no_time_or_unix_seconds_are_refused(seconds: int) -> None:
     one = pb.TimerColumns(due_ms=[seconds], payload_sizes=[0])
     with pytest.raises(InvalidRequestError, match=f"due_ms = {seconds}: .* a delay of 0 means"):
-        when_of(one, 1)
+        wanted_times_of(one, 1)
     many = pb.RescheduleRequest(due_ms=[10**12, 10**10, seconds])
     with pytest.raises(InvalidRequestError) as refused:
-        when_of(many, 3)
+        wanted_times_of(many, 3)
     assert refused.value.row == 2
     delays = pb.TimerColumns(delay_ms=[seconds], payload_sizes=[0])
-    assert when_of(delays, 1).values.tolist() == [seconds]
+    assert wanted_times_of(delays, 1).values.tolist() == [seconds]
 
 
 def test_client_puts_no_more_columns_into_a_request_than_are_taken() -> None:

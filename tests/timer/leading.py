@@ -69,7 +69,7 @@ class Play:
         """Commit and apply the first `count` appended entries. None: all."""
         waiting = self.log.entries[self.machine.applied_index :]
         for entry in waiting[:count]:
-            self.leader.applied(entry, self.machine.apply(entry))
+            self.leader.on_applied(entry, self.machine.apply(entry))
 
     def step(self) -> list[EntryKind]:
         self.leader.step(self.now)
@@ -107,7 +107,7 @@ class Play:
     # ---- requests
 
     def make_topic(self, name: str) -> Topic:
-        self.leader.topic(name, self.now, self.done(f"topic {name}"))
+        self.leader.create_topic(name, self.now, self.done(f"topic {name}"))
         self.commit()
         topic = self.answers.pop(f"topic {name}")
         assert isinstance(topic, Topic)

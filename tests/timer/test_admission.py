@@ -20,7 +20,7 @@ from timer.entries.policies import (
     ScopePolicy,
     decode_policy,
 )
-from timer.leader.intake.admission import WAYS, Rules, WantedTimes, when_of
+from timer.leader.intake.admission import WAYS, Rules, WantedTimes, wanted_times_of
 from timer.leader.leader import CHANGES_MAX, LeaderConfig
 from timer.model.columns import decode_schedule
 from timer.model.timer_errors import (
@@ -46,7 +46,7 @@ def given_of(**ways: list[int]) -> dict[str, list[int]]:
 
 
 def due_of(said: dict[str, Any], way: str, *values: int) -> list[int]:
-    when = when_of(given_of(**{way: [*values]}), len(values))
+    when = wanted_times_of(given_of(**{way: [*values]}), len(values))
     due: list[int] = rules(**said).times(when, len(values), AT, FLOOR).due_ms.tolist()
     return due
 
@@ -153,7 +153,7 @@ def test_one_way_is_given_once_or_for_each_row_and_nothing_negative(
     ways: dict[str, list[int]], field: str, limit: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=limit) as refused:
-        when_of(given_of(**ways), 3)
+        wanted_times_of(given_of(**ways), 3)
     assert refused.value.field == field
 
 
@@ -195,7 +195,7 @@ class Ruled(Play):
         self.b = Scope("", self.make_topic("ns/b").topic_id)
 
     def say(self, name: str, scope: Scope, *unset: str, **said: Any) -> None:
-        self.leader.alter(scope, ScopePolicy(**said), unset, self.now, self.done(name))
+        self.leader.set_policy(scope, ScopePolicy(**said), unset, self.now, self.done(name))
 
     def take(self, name: str, topic: int, delay_ms: int) -> int:
         """Schedule one timer; return its effective due, from now."""
@@ -244,7 +244,7 @@ def test_pending_timers_keep_their_time() -> None:
     due = START_MS + play.mono_ms + play.take("s", play.topic_id, 500)
     play.settle()
     for said in ({"delayed_delivery": False}, {"fixed_delay_ms": 5}, {"tick_ms": 60_000}):
-        play.leader.alter(CLUSTER, ScopePolicy(**said), (), play.now, play.done(str(said)))
+        play.leader.set_policy(CLUSTER, ScopePolicy(**said), (), play.now, play.done(str(said)))
         play.settle()
     assert play.machine.store.next_due() == due
     play.wait(499)

@@ -119,7 +119,7 @@ def test_floor_above_every_clock_holds_and_time_does_not_stop() -> None:
 def test_without_any_sample_it_runs_on_from_the_floor() -> None:
     clock = clock_of({}, floor_ms=TRUE_MS, floor_age_ms=300)
     assert error_at(clock, BOOT_MS + 50) == 300
-    assert len(clock._counting(MonoMs(BOOT_MS))) == 0
+    assert len(clock._current_estimates(MonoMs(BOOT_MS))) == 0
     assert clock.report(MonoMs(BOOT_MS)) == ClockReport()
 
 
@@ -201,12 +201,12 @@ def test_nonsense_from_a_voter_is_ignored(wall_ms: int) -> None:
     clock.observe(
         Sample(voter=B, wall_ms=UnixMs(wall_ms), sent_ms=MonoMs(0), received_ms=MonoMs(0))
     )
-    assert len(clock._counting(MonoMs(BOOT_MS))) == 1
+    assert len(clock._current_estimates(MonoMs(BOOT_MS))) == 1
 
 
 def test_only_voters_count() -> None:
     clock = clock_of({A: 0, B: 0, D: HOUR_MS})
-    assert len(clock._counting(MonoMs(BOOT_MS))) == 2
+    assert len(clock._current_estimates(MonoMs(BOOT_MS))) == 2
     clock.observe(sample(D, HOUR_MS, BOOT_MS))
     assert clock.report(MonoMs(BOOT_MS)).spread_ms == 0
 
@@ -216,8 +216,8 @@ def test_voter_that_fell_silent_is_forgotten_in_the_end() -> None:
     end = BOOT_MS + FORGET_MS
     for voter in (A, B):
         clock.observe(sample(voter, 0, end))
-    assert len(clock._counting(MonoMs(end))) == 3
-    assert len(clock._counting(MonoMs(end + 1))) == 2
+    assert len(clock._current_estimates(MonoMs(end))) == 3
+    assert len(clock._current_estimates(MonoMs(end + 1))) == 2
 
 
 # ---- running

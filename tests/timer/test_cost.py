@@ -129,7 +129,7 @@ def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
     play = Play()
     request = 3 * ENTRY_TOPICS_MAX // 4
     for number in range(2 * request):
-        play.leader.topic(f"crowd/{number}", play.now, lambda _: None)
+        play.leader.create_topic(f"crowd/{number}", play.now, lambda _: None)
     play.settle()
     before = len(play.log.entries)
     ids = sorted(play.machine.topics)[-2 * request :]
@@ -362,7 +362,7 @@ def test_a_topic_beyond_the_last_id_is_refused_before_it_is_appended() -> None:
     play.machine.next_topic_id = TopicId(TOPIC_IDS_MAX)
     before = len(play.log.entries)
     with pytest.raises(LimitReachedError, match="topic ids"):
-        play.leader.topic("one/more", play.now, lambda _: None)
+        play.leader.create_topic("one/more", play.now, lambda _: None)
     assert len(play.log.entries) == before
 
 

@@ -283,7 +283,7 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
     scope, now = Scope("", play.topic_id), play.now
     asking = (
         lambda: play.schedule("s", 5),
-        lambda: play.leader.alter(scope, ScopePolicy(tick_ms=7), (), now, play.done("policy")),
+        lambda: play.leader.set_policy(scope, ScopePolicy(tick_ms=7), (), now, play.done("policy")),
         lambda: play.leader.groups.create(create, play.done("create")),
         lambda: play.leader.groups.delete(group, play.done("group")),
         lambda: play.join(group),
@@ -294,7 +294,7 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
     for ask in asking:
         with pytest.raises(timer_errors.NotReadyError, match="being deleted"):
             ask()
-    assert play.leader.topic_named("a") is None
+    assert play.leader.topic_or_none("a") is None
     assert len(play.log.entries) == appended
     play.settle()
     for ask in asking:
@@ -306,7 +306,7 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
 def test_topic_asked_for_while_its_deletion_is_in_flight_is_made_behind_it() -> None:
     play = Play()
     deleting(play)
-    play.leader.topic("a", play.now, play.done("topic"))
+    play.leader.create_topic("a", play.now, play.done("topic"))
     play.settle()
     assert play.answers["topic"].topic_id == play.topic_id + 1
     assert play.machine.topic_by_name["a"] is play.answers["topic"]
@@ -339,7 +339,7 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
 def test_alarms_of_a_topic_and_of_its_groups_go_with_it() -> None:
     play = Play()
     policy = ScopePolicy(ttl_ms=10**9)
-    play.leader.alter(CLUSTER, policy, [], play.now, play.done("policy"))
+    play.leader.set_policy(CLUSTER, policy, [], play.now, play.done("policy"))
     play.settle()
     group, _ = delivered(play, 0, 0)
     play.nack("later", play.deliveries[-1], [0], delay_ms=10**6)

@@ -19,7 +19,7 @@ NOW = 1_000_000
 
 def alter(play: Play, topic: TopicId, **said: Any) -> None:
     policy = ScopePolicy(**said)
-    play.leader.alter(Scope("", topic), policy, (), play.now, play.done("policy"))
+    play.leader.set_policy(Scope("", topic), policy, (), play.now, play.done("policy"))
     play.settle()
     del play.answers["policy"]
 
@@ -139,7 +139,7 @@ def test_rate_counts_redeliveries_and_dead_letters_still_leave_the_group() -> No
 def test_rate_of_the_narrower_scope_counts_and_zero_is_no_limit() -> None:
     play = Play()
     group = play.make_group(lease_ms=60_000)
-    play.leader.alter(CLUSTER, ScopePolicy(group_rate_max=1), (), play.now, play.done("whole"))
+    play.leader.set_policy(CLUSTER, ScopePolicy(group_rate_max=1), (), play.now, play.done("whole"))
     play.join(group, credit=10_000)
     play.schedule("many", *[0] * 500)
     assert sum(count for *_, count in run(play, 300)) <= 1

@@ -349,7 +349,7 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
     answers: list[object] = []
     for epoch in (2, 3):
         leader = engine.lead(Epoch(epoch), log.propose, NOW)
-        leader.topic(f"t{epoch}", NOW, answers.append)
+        leader.create_topic(f"t{epoch}", NOW, answers.append)
         leader.schedule(part_of([(1, START_MS + 10, b"x")]), answers.append)
         leader.step(NOW)
         catch_up(engine, log)

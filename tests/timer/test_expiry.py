@@ -229,7 +229,7 @@ def test_prefix_is_the_longest_of_which_all_is_due_by_then(
 def say(play: Play, scope: Scope | None = None, **said: Any) -> None:
     """Change the topic's policy, or another scope's."""
     scope = Scope("", play.topic_id) if scope is None else scope
-    play.leader.alter(scope, ScopePolicy(**said), [], play.now, play.done("policy"))
+    play.leader.set_policy(scope, ScopePolicy(**said), [], play.now, play.done("policy"))
     play.settle()
     play.answers.pop("policy")
 
@@ -522,7 +522,7 @@ def test_policy_that_is_appended_decides_before_it_is_applied() -> None:
     fired(play, 0)
     play.wait(TTL_MS)
     scope = Scope("", play.topic_id)
-    play.leader.alter(scope, ScopePolicy(ttl_ms=2 * TTL_MS), [], play.now, play.done("policy"))
+    play.leader.set_policy(scope, ScopePolicy(ttl_ms=2 * TTL_MS), [], play.now, play.done("policy"))
     play.settle()
     assert ops_of(play) == []
     play.wait(TTL_MS)
@@ -541,7 +541,7 @@ LONGER: Final[dict[str, Callable[[Play], None]]] = {
 def _say_only(play: Play, said: ScopePolicy, *unset: str) -> None:
     """Append it; settling commits it."""
     scope = Scope("", play.topic_id)
-    play.leader.alter(scope, said, unset, play.now, play.done("policy"))
+    play.leader.set_policy(scope, said, unset, play.now, play.done("policy"))
 
 
 @pytest.mark.parametrize("how", LONGER)

@@ -133,7 +133,7 @@ def test_seek_that_waits_for_a_page_is_rejected_when_the_leader_drains() -> None
     play.leader.groups.seek_time(group, play.now.clock_ms, play.done("seek"))
     play.step()
     assert not play.leader.idle
-    play.leader.refuse(timer_errors.ShuttingDownError("bye"))
+    play.leader.begin_drain(timer_errors.ShuttingDownError("bye"))
     play.step()
     assert isinstance(play.answers["seek"], timer_errors.ShuttingDownError)
     assert play.leader.idle

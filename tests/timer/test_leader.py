@@ -223,11 +223,11 @@ def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> No
 
 def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_once() -> None:
     play = Play()
-    play.leader.topic("b", play.now, play.done("one"))
-    play.leader.topic("b", play.now, play.done("two"))
+    play.leader.create_topic("b", play.now, play.done("one"))
+    play.leader.create_topic("b", play.now, play.done("two"))
     assert play.appended == [EntryKind.TOPIC]
     play.commit()
-    play.leader.topic("b", play.now, play.done("three"))
+    play.leader.create_topic("b", play.now, play.done("three"))
     assert play.answers["one"] is play.answers["two"] is play.answers["three"]
 
 
@@ -279,7 +279,7 @@ def fire(play: Play, commit_ms: int) -> tuple[int, int]:
     assert play.step() == [EntryKind.FIRE]
     read_ms = decode_fire(play.log.entries[-1].payload).read_time_ms
     play.wait(commit_ms)
-    play.leader.committed(play.leader.proposed, play.now.mono_ms)
+    play.leader.on_committed(play.leader.last_proposed, play.now.mono_ms)
     play.commit()
     return at_ms, read_ms
 
@@ -313,9 +313,9 @@ def test_fire_is_appended_ahead_of_its_time_by_the_time_of_a_commit() -> None:
 def test_slow_commits_are_hidden_up_to_a_limit_and_the_gap_has_one() -> None:
     times = FireTimes()
     for index in range(1, 40):
-        times.appended(LogIndex(index), MonoMs(index))
-        times.committed(LogIndex(index - 1), MonoMs(index))
-        times.committed(LogIndex(index), MonoMs(index + 500))
+        times.on_appended(LogIndex(index), MonoMs(index))
+        times.on_committed(LogIndex(index - 1), MonoMs(index))
+        times.on_committed(LogIndex(index), MonoMs(index + 500))
     assert times.next(AHEAD_MS_MAX, MonoMs(40)) == (GAP_MS_MAX - 1, AHEAD_MS_MAX)
     assert times.next(AHEAD_MS_MAX, MonoMs(1000)) == (0, AHEAD_MS_MAX)
     assert times.next(2 * AHEAD_MS_MAX, MonoMs(39))[0] == GAP_MS_MAX
@@ -324,8 +324,8 @@ def test_slow_commits_are_hidden_up_to_a_limit_and_the_gap_has_one() -> None:
 def test_fire_that_follows_none_is_appended_earlier_than_in_a_dense_stream() -> None:
     times = FireTimes()
     for index in range(1, 40):
-        times.appended(LogIndex(index), MonoMs(100 * index))
-        times.committed(LogIndex(index), MonoMs(100 * index + 3))
+        times.on_appended(LogIndex(index), MonoMs(100 * index))
+        times.on_committed(LogIndex(index), MonoMs(100 * index + 3))
     assert times.next(1, MonoMs(3900))[0] == 5, "two mean times of a commit"
     assert times.next(10, MonoMs(3900))[0] == 8, "in the dense way, as the last FIRE is too near"
     assert times.next(13, MonoMs(3900))[0] == 10, "as soon as it follows none"
@@ -645,8 +645,8 @@ def everything(play: Play) -> tuple[list[str], list[str]]:
         play.ack(f"ack {tag}", play.deliveries[0])
         names += [f"{kind} {tag}" for kind in ("schedule", "cancel", "group", "ack")]
         play.step()
-    play.leader.topic("b", play.now, play.done("topic"))
-    play.leader.topic("b", play.now, play.done("same topic"))
+    play.leader.create_topic("b", play.now, play.done("topic"))
+    play.leader.create_topic("b", play.now, play.done("same topic"))
     play.leader.register(b"r", ProducerId(1), play.now, play.done("producer"))
     assert group.cursor == 0
     return [*flying, "topic", "same topic", "producer"], waiting
@@ -677,11 +677,11 @@ def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> Non
 def test_refusing_leader_takes_nothing_new_and_drains() -> None:
     play = Play()
     flying, waiting = everything(play)
-    play.leader.refuse(ShuttingDownError("bye"))
+    play.leader.begin_drain(ShuttingDownError("bye"))
     refused: list[Callable[[], object]] = [
         lambda: play.schedule("s", 100),
         lambda: play.cancel("c", (1, 1)),
-        lambda: play.leader.topic("t", play.now, play.done("t")),
+        lambda: play.leader.create_topic("t", play.now, play.done("t")),
         lambda: play.leader.register(b"q", ProducerId(1), play.now, play.done("q")),
     ]
     for request in refused:
@@ -697,7 +697,7 @@ def test_refusing_leader_takes_nothing_new_and_drains() -> None:
 
 def test_drained_leader_appends_nothing_more() -> None:
     play = Play()
-    play.leader.refuse(ShuttingDownError("bye"))
+    play.leader.begin_drain(ShuttingDownError("bye"))
     play.leader.checkpoint(play.now)
     play.settle()
     count = len(play.log.entries)
@@ -711,7 +711,7 @@ def test_drained_leader_appends_nothing_more() -> None:
 def test_error_raised_often_does_not_keep_every_frame() -> None:
     play = Play()
     why = ShuttingDownError("bye")
-    play.leader.refuse(why)
+    play.leader.begin_drain(why)
     for _ in range(50):
         with pytest.raises(ShuttingDownError):
             play.schedule("s", 100)

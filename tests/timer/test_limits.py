@@ -21,7 +21,7 @@ def refused(play: Play, name: str) -> str:
     """Return the error for a new topic of this name; check that no entry is appended."""
     before = len(play.log.entries)
     with pytest.raises(LimitReachedError) as why:
-        play.leader.topic(name, play.now, play.done(name))
+        play.leader.create_topic(name, play.now, play.done(name))
     assert len(play.log.entries) == before
     assert isinstance(why.value, QuotaReachedError), "the client does not send it again by itself"
     return str(why.value)
@@ -30,11 +30,11 @@ def refused(play: Play, name: str) -> str:
 def test_topics_are_counted_in_all_and_by_namespace_those_on_their_way_too() -> None:
     play = playing(topics_max=4, namespace_topics_max=2)
     play.make_topic("ns/b")
-    play.leader.topic("ns/c", play.now, play.done("c"))
+    play.leader.create_topic("ns/c", play.now, play.done("c"))
     why = "limits.namespace_topics_max: namespace 'ns' has 2: must be at most 2"
     assert refused(play, "ns/d") == why
-    play.leader.topic("ns/c", play.now, play.done("c again"))
-    play.leader.topic("b", play.now, play.done("b"))
+    play.leader.create_topic("ns/c", play.now, play.done("c again"))
+    play.leader.create_topic("b", play.now, play.done("b"))
     assert refused(play, "e/f") == "limits.topics_max: the cluster has 4: must be at most 4"
     play.commit()
     assert isinstance(play.answers["c again"], Topic)

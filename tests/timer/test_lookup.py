@@ -309,7 +309,7 @@ def test_request_without_room_is_rejected_if_a_policy_changed_meanwhile(
     move_four(leader, log, engine, now, answers.append)
     catch_up(engine, log)
     leader.step(now)  # both are in flight, and none waits
-    leader.alter(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
+    leader.set_policy(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
     catch_up(engine, log)
     assert [type(each).__name__ for each in answers] == ["RescheduleApplied"] * 3 + [
         "NotReadyError"
@@ -326,7 +326,7 @@ def test_reschedules_that_wait_follow_the_policy_in_force_when_they_were_accepte
         reschedule(leader, ids_of([(FAR, 1 + at)]), np.array([FAR]), now, lambda _: None)
         if at < 2:
             leader.step(now)
-    leader.alter(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
+    leader.set_policy(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
     assert [e.kind.name for e in log.entries[-2:]] == ["RESCHEDULE", "POLICY"]
 
 

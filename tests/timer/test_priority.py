@@ -145,7 +145,7 @@ def test_messages_that_expire_on_the_shelf_leave_it_in_one_pass(first: int) -> N
     play, ttl_ms, count = Play(), 60_000, 1_000
     group = play.make_group(lease_ms=600_000)
     policy = ScopePolicy(ttl_ms=ttl_ms)
-    play.leader.alter(Scope("", play.topic_id), policy, (), play.now, play.done("policy"))
+    play.leader.set_policy(Scope("", play.topic_id), policy, (), play.now, play.done("policy"))
     if first:
         schedule(play, [4] * first)
     schedule(play, [3, 9] * (count // 2), ago_ms=ttl_ms - 1)

@@ -14,7 +14,7 @@ from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids, Op
 from timer.entries.policies import CLUSTER, NEW_QUOTA_MAX, QUOTA_MAX, QUOTAS, Scope, ScopePolicy
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.intake.quotas import USED
+from timer.leader.intake.quotas import USAGE
 from timer.model.columns import RequestId
 from timer.model.timer_errors import (
     InvalidRequestError,
@@ -35,7 +35,7 @@ def limited(play: Play, scope: Scope = CLUSTER, **said: Any) -> None:
     values: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     policy = ScopePolicy(**values)
     unset = [name for name, value in said.items() if value is None]
-    play.leader.alter(scope, policy, unset, play.now, lambda _: None)
+    play.leader.set_policy(scope, policy, unset, play.now, lambda _: None)
 
 
 def play_with(**said: Any) -> Play:
@@ -59,7 +59,7 @@ def topic_of(play: Play) -> Topic:
 
 
 def used(play: Play) -> dict[str, int]:
-    return {name: USED[name](topic_of(play)) for name in QUOTAS}
+    return {name: USAGE[name](topic_of(play)) for name in QUOTAS}
 
 
 # ---- rejected requests
@@ -157,7 +157,7 @@ def test_refusal_names_the_things_that_a_quota_counts() -> None:
         ("ready_max", "2,600 unacked messages"),
         ("ready_bytes_max", "2,600 bytes of payloads from the first unacked message on"),
     ):
-        refused = QuotaReachedError("orders", name, 0, "topic", there=2_600, asked=1)
+        refused = QuotaReachedError("orders", name, 0, "topic", used=2_600, requested=1)
         assert str(refused) == f"topic 'orders' has {uses}; its limit is 0 ({name} of the topic)"
 
 
@@ -345,7 +345,7 @@ def test_restart_knows_what_is_used() -> None:
     log.op(Op.ACK, 1, 2, range(6))
     catch_up(engine, log)
     [topic] = engine.machine.topics.values()
-    there = {name: USED[name](topic) for name in QUOTAS}
+    there = {name: USAGE[name](topic) for name in QUOTAS}
     assert there == {
         "pending_max": 3,
         "pending_bytes_max": 7 + 9 + 10,
@@ -354,7 +354,7 @@ def test_restart_knows_what_is_used() -> None:
     }
     flush(engine)
     [again] = engine_on(disk).machine.topics.values()
-    assert {name: USED[name](again) for name in QUOTAS} == there
+    assert {name: USAGE[name](again) for name in QUOTAS} == there
 
 
 def test_digest_tells_pending_bytes_apart() -> None:

@@ -281,14 +281,14 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
     assert first.until_ms == play.now.clock_ms + 60_000
     ask(play, "first", first)
     play.settle()
-    play.leader.full = DiskFullError([], retry_after_ms=1)
+    play.leader.disk_error = DiskFullError([], retry_after_ms=1)
     ask(play, "again", play.leader.request_id(b"r", 1, play.now))
     play.settle()
     assert [type(play.answers[name]) for name in ("first", "again")] == [Accepted, Repeated]
     assert play.answers["first"].answer.pack() == play.answers["again"].answer.pack()
     with pytest.raises(DiskFullError):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
-    play.leader.full = None
+    play.leader.disk_error = None
     monkeypatch.setattr(request_shares, "WHOLE", Use(2, 100))
     with pytest.raises(OverloadedError, match="request_window_ms"):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
@@ -355,7 +355,9 @@ def test_repetition_is_answered_whatever_has_become_policy() -> None:
     play.settle()
     topic = TopicId(play.topic_id)
     strict = play.leader.rules(topic, 0, 0).payload_limit  # type: ignore[arg-type]
-    play.leader.alter(Scope(), ScopePolicy(payload_bytes_max=1), (), play.now, play.done("alter"))
+    play.leader.set_policy(
+        Scope(), ScopePolicy(payload_bytes_max=1), (), play.now, play.done("alter")
+    )
     play.settle()
     limits = [
         play.leader.rules(topic, 0, 0, each).payload_limit[0]  # type: ignore[arg-type]

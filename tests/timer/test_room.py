@@ -124,7 +124,7 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
     timer = (int(answer.due_ms[0]), int(answer.first_seq))
     play.schedule("on its way", 0, producer=producer, sequence=2)
 
-    full = play.leader.full = DiskFullError([("n1", 5, 10)], retry_after_ms=1)
+    full = play.leader.disk_error = DiskFullError([("n1", 5, 10)], retry_after_ms=1)
     ids = Ids(np.array([timer[0]]), u64([timer[1]]))
     topics, when = np.ones(1, np.uint32), WantedTimes("due_ms", np.array([START_MS]))
     refused: list[Callable[[], None]] = [
@@ -132,14 +132,14 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
         lambda: play.schedule("unnumbered", 0),
         lambda: play.leader.reschedule(ids, topics, when, play.now, play.done("moved")),
         lambda: play.leader.register(b"another", ProducerId(1), play.now, play.done("another")),
-        lambda: play.leader.topic("b", play.now, play.done("topic")),
+        lambda: play.leader.create_topic("b", play.now, play.done("topic")),
     ]
     for ask in refused:
         with pytest.raises(DiskFullError) as error:
             ask()
         assert error.value is full
     play.schedule("again", 0, producer=producer, sequence=1)  # it has an effect already
-    play.leader.topic("a", play.now, play.done("known"))
+    play.leader.create_topic("a", play.now, play.done("known"))
     group = play.make_group()
     play.join(group)
     play.cancel("cancel", timer)
@@ -151,7 +151,7 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
     assert play.verdict("ack") == [ACCEPT]
     assert play.answers.keys() == {"on its way", "known", "ack"}
 
-    play.leader.full = None
+    play.leader.disk_error = None
     play.schedule("new", 0, producer=producer, sequence=3)
     play.settle()
     assert isinstance(play.answers["new"], Accepted)

@@ -18,7 +18,7 @@ from timer.leader.intake.occurrence_planner import (
     CALLS_MAX,
     NoCalendar,
     OccurrencePlanner,
-    intervals,
+    interval_times,
 )
 from timer.leader.leader import LeaderConfig
 from timer.model.recurrence import Misfire, SeriesSpec, planned_time, planned_times
@@ -255,13 +255,13 @@ def test_start_in_the_past_is_the_phase_and_a_start_just_now_is_due_at_once() ->
 def test_no_occurrence_is_appended_on_a_full_disk_or_log_and_they_follow_later() -> None:
     play = playing()
     created(play)
-    play.leader.full = DiskFullError([("n", 0, 1)], retry_after_ms=1)
+    play.leader.disk_error = DiskFullError([("n", 0, 1)], retry_after_ms=1)
     play.wait(10_000)
     play.settle()
     assert (fired(play), play.machine.counts.pending) == (1, 0)
     with pytest.raises(DiskFullError):
         play.leader.series.create(play.topic_id, b"x", TEN_S, play.now, lambda _: None)
-    play.leader.full = None
+    play.leader.disk_error = None
     play.full = OverloadedError("the log", retry_after_ms=1)
     play.step()
     assert play.leader.series.rejected
@@ -372,7 +372,7 @@ def test_columns_of_intervals_are_the_times_of_each_series() -> None:
         specs.append(spec)
         row["every_ms"], row["start_ms"], row["end_ms"] = spec.every_ms, spec.start_ms, spec.end_ms
         row["flags"], row["last_ms"] = spec.misfire, rng.randint(0, 99)
-    found = intervals(rows, 50).tolist()
+    found = interval_times(rows, 50).tolist()
     for row, spec, planned in zip(rows, specs, found, strict=True):
         expected = planned_time(spec, int(row["last_ms"]), 50, NoCalendar())
         assert planned == (ENDED if expected is None else expected), (row, spec)

@@ -99,7 +99,7 @@ def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFullErro
     group.reserve(queue.end)
     group.nack(np.zeros(1, np.uint64), np.array([10**15]))
     group.ack(np.arange(1, queue.end - 1, dtype=np.uint64))
-    play.leader.full = full
+    play.leader.disk_error = full
     play.join(group)
     steps = 1
     while not (got := play.deliver()):
@@ -545,12 +545,12 @@ def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> No
     play = Play()
     group = dead_letters(play)
     play.alter(group, max_attempts=1)
-    play.leader.full = DiskFullError([], retry_after_ms=1)
+    play.leader.disk_error = DiskFullError([], retry_after_ms=1)
     play.nack("n", play.deliveries[-1], delay_ms=0)
     play.settle()
     play.settle()
     assert "a.g.dead" not in play.machine.topic_by_name
-    play.leader.full = None
+    play.leader.disk_error = None
     play.wait(group_dispatch.LETTER_RETRY_MS)
     play.settle()
     assert len(play.messages("a.g.dead")) == 2

@@ -66,7 +66,7 @@ class ChangeLine:
         """Timers of the waiting requests."""
         self._rows_in_flight = 0
         self._in_flight = 0
-        self._cuts = 0
+        self._generation = 0
         """Counts the changes of policies and the deletions of topics."""
 
     def __bool__(self) -> bool:
@@ -95,8 +95,8 @@ class ChangeLine:
             or self._in_flight < IN_FLIGHT
             or (self._eager and self._rows >= self._rows_max)
         ):
-            due |= self._append(self._next(), now)
-        self._cuts += all_of_them
+            due |= self._append(self._take_batch(), now)
+        self._generation += all_of_them
         return due
 
     def close(self, why: EngineError) -> None:
@@ -105,39 +105,39 @@ class ChangeLine:
         for each in waiting:
             each.done(why)
 
-    def _next(self) -> list[_Waiting]:
-        taken, _ = count_fitting((len(each.targets) for each in self._waiting), self._rows_max)
-        batch = self._waiting[: max(1, taken)]
+    def _take_batch(self) -> list[_Waiting]:
+        count, _ = count_fitting((len(each.targets) for each in self._waiting), self._rows_max)
+        batch = self._waiting[: max(1, count)]
         if len(batch) > 1 and batch[0].times is not None:
-            batch = list(_distinct(batch))
+            batch = list(_distinct_prefix(batch))
         del self._waiting[: len(batch)]
         self._rows -= sum(len(each.targets) for each in batch)
         return batch
 
     def _append(self, batch: list[_Waiting], now: Now) -> bool:
-        targets = _joined([each.targets for each in batch])
+        targets = _concatenated([each.targets for each in batch])
         self._in_flight += 1
         self._rows_in_flight += len(targets)
-        cuts = self._cuts
+        generation = self._generation
 
         def answer(applied: Applied | EngineError) -> None:
             self._in_flight -= 1
             self._rows_in_flight -= len(targets)
-            again = []
+            to_retry = []
             start = 0
             for each in batch:
                 end = start + len(each.targets)
                 share = _share(applied, slice(start, end))
-                left = isinstance(share, RescheduleApplied) and (share.results == LEFT).all()
-                if not (start and left):
+                is_left = isinstance(share, RescheduleApplied) and (share.results == LEFT).all()
+                if not (start and is_left):
                     each.done(share)
-                elif cuts == self._cuts:
-                    again.append(each)
+                elif generation == self._generation:
+                    to_retry.append(each)
                 else:
                     each.done(NotReadyError("a policy or topic changed meanwhile; retry"))
                 start = end
-            self._waiting[:0] = again
-            self._rows += sum(len(each.targets) for each in again)
+            self._waiting[:0] = to_retry
+            self._rows += sum(len(each.targets) for each in to_retry)
 
         times = [each.times for each in batch if each.times is not None]
         if not times:
@@ -150,7 +150,7 @@ class ChangeLine:
         return UnixMs(int(due_ms.min())) <= now.clock_ms
 
 
-def _distinct(batch: Sequence[_Waiting]) -> Iterator[_Waiting]:
+def _distinct_prefix(batch: Sequence[_Waiting]) -> Iterator[_Waiting]:
     """Yield requests up to the first that names a timer again: it means the rescheduled timer."""
     named = set[object]()
     for each in batch:
@@ -172,7 +172,7 @@ def _names(targets: Targets) -> Iterator[object]:
         yield topic, bytes(targets.key.blob[end - size : end])
 
 
-def _joined(targets: Sequence[Targets]) -> Targets:
+def _concatenated(targets: Sequence[Targets]) -> Targets:
     if len(targets) == 1:
         return targets[0]
     if isinstance(targets[0], Ids):

@@ -39,7 +39,7 @@ class FireTimes:
 
     def __init__(self) -> None:
         self._mean_ms = 0.0
-        self._measured, self._appended_ms = LogIndex(0), MonoMs(0)
+        self._measured_index, self._appended_ms = LogIndex(0), MonoMs(0)
 
     def next(self, due_in_ms: int, mono_ms: MonoMs) -> tuple[int, int]:
         """Return (milliseconds until the append of the next FIRE, milliseconds it is ahead).
@@ -64,12 +64,12 @@ class FireTimes:
             return wait_ms, usual_ms
         return wait_ms, min(alone_ms, max(due_in_ms, usual_ms))  # not behind the due time
 
-    def appended(self, index: LogIndex, mono_ms: MonoMs) -> None:
+    def on_appended(self, index: LogIndex, mono_ms: MonoMs) -> None:
         """Note a FIRE. If an earlier one is not yet committed, only the later one is measured."""
-        self._measured, self._appended_ms = index, mono_ms
+        self._measured_index, self._appended_ms = index, mono_ms
 
-    def committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
+    def on_committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
         """Note that the entries up to `index` are committed."""
-        if 0 < self._measured <= index:
-            self._measured = LogIndex(0)
+        if 0 < self._measured_index <= index:
+            self._measured_index = LogIndex(0)
             self._mean_ms += (mono_ms - self._appended_ms - self._mean_ms) / _WEIGHT

@@ -128,7 +128,7 @@ Append: TypeAlias = Callable[[EntryKind, list[bytes], UnixMs], LogIndex]
 
 
 class Leader:
-    """One epoch: `step` after events, `applied` for each entry, `close` at its end."""
+    """One epoch: `step` after events, `on_applied` for each entry, `close` at its end."""
 
     def __init__(
         self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
@@ -165,9 +165,9 @@ class Leader:
         """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
         self._fire_times = FireTimes()
-        self._fire_again = machine.swept is not None
+        self._must_fire = machine.swept is not None
         """A FIRE must follow even if no timer is due."""
-        self._fire_refused = False
+        self._fire_rejected = False
         self.series = SeriesIntake(
             machine,
             self.admission,
@@ -175,18 +175,18 @@ class Leader:
             config.limits,
             SeriesHooks(self._propose, self._change, self._check_series, config.on_unplanned),
         )
-        self._checkpointing = False
+        self._checkpoint_in_flight = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
         self._topics_in_flight: dict[str, list[OnResult]] = {}
-        self._registering = 0
+        self._registrations_in_flight = 0
         """Registrations of producers in flight."""
-        self.answering = LogIndex(0)
+        self.answering_index = LogIndex(0)
         """Index of the entry whose proposers get their answers just now; 0: none."""
-        self.proposed = LogIndex(0)
+        self.last_proposed = LogIndex(0)
         """Index of the last entry that this leader has appended; 0: none."""
         self.closed: EngineError | None = None
         """Error that ended the epoch. None: the epoch goes on."""
-        self.full: EngineError | None = None
+        self.disk_error: EngineError | None = None
         """The reason to reject new timers (timer/files/disk_reserve.py), or None."""
         self.groups = GroupDispatch(
             machine,
@@ -194,17 +194,19 @@ class Leader:
             self._propose,
             config.id_salt,
             self.admission.ttl_ms,
-            lambda: self.admission.expires,
+            lambda: self.admission.has_ttl,
             self.admission.rates,
             config.limits,
         )
 
     # ---- requests
 
-    def schedule(self, part: Part, done: OnResult, now: Now | None = None, whose: str = "") -> None:
+    def schedule(
+        self, part: Part, done: OnResult, now: Now | None = None, sender: str = ""
+    ) -> None:
         """Accept one request; `done` gets Accepted, Repeated or an EngineError.
 
-        `now`: rows due by then count as ready; None: no row does. `whose`: the sender, for the
+        `now`: rows due by then count as ready; None: no row does. `sender`: for the
         limit on each sender's request ids (timer/leader/intake/request_shares.py).
 
         Raises:
@@ -235,11 +237,11 @@ class Leader:
         charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
         freshness = self._intake.classify(part, self._time_ms)
         if freshness is Freshness.NEW:
-            self._intake.check_share(part, whose, self._time_ms)
+            self._intake.check_share(part, sender, self._time_ms)
             self._check_new(part, charges)
         elif freshness is Freshness.REPEAT:
             charges = []  # a repeat has no effect
-        self._intake.accept(part, freshness, whose)
+        self._intake.accept(part, freshness, sender)
         self._parts.append((part, self.quotas.charge(charges, done)))
         self._parts_bytes += size
         self.bytes_in_flight += size
@@ -253,11 +255,11 @@ class Leader:
             NotReadyError: one of its topics is being deleted.
             TopicDeletedError: one of its topics was deleted.
         """
-        self._check_room()
+        self._check_disk_space()
         if self.groups.deleting or self.machine.store.deleted_topics:
             for topic in np.unique(part.topic).tolist():
                 self.groups.check_topic(TopicId(topic))
-        self.quotas.judge(charges)
+        self.quotas.check(charges)
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
         """Return the id of a request that is accepted now."""
@@ -331,7 +333,7 @@ class Leader:
             OverloadedError: too many wait already; the request was not accepted.
             DiskFullError: there is no room for the new rows.
         """
-        self._check_room()
+        self._check_disk_space()
         self._check_targets(targets, RESCHEDULE_ROWS_MAX)
         times = self.admission.times(when, len(targets), topics, now)
         self._moves[type(targets)].add(targets, done, times)
@@ -354,11 +356,11 @@ class Leader:
         """Check that a change of a topic's series may be appended. `new`: it creates one."""
         self._check_changes()
         if new:
-            self._check_room()
+            self._check_disk_space()
         self.groups.check_topic(topic)
 
-    def alter(
-        self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: OnResult
+    def set_policy(
+        self, scope: Scope, fields: ScopePolicy, unset: Sequence[str], now: Now, done: OnResult
     ) -> None:
         """Set and unset fields of a scope's policy; `done` gets the Policies.
 
@@ -370,7 +372,7 @@ class Leader:
         self._check_changes()
         if scope.topic:
             self.groups.check_topic(scope.topic)
-        policy = self.admission.altered(scope, said, unset)
+        policy = self.admission.policy_with(scope, fields, unset)
         self._flush_timed(now)  # their times follow the previous policy
         if self._change(EntryKind.POLICY, [encode_policy(scope, policy)], now, done):
             self.admission.change(scope, policy)
@@ -379,9 +381,9 @@ class Leader:
 
     def _charge_all(self, now: Now) -> None:
         """Charge requests in flight for quotas that were set after they were accepted."""
-        for batch in (self._parts, *self._batches.values()) if self.admission.limited else ():
+        for batch in (self._parts, *self._batches.values()) if self.admission.has_quotas else ():
             for at, (part, done) in enumerate(batch):
-                batch[at] = part, self.quotas.also_charge(part, done, now.clock_ms)
+                batch[at] = part, self.quotas.charge_new_quotas(part, done, now.clock_ms)
 
     def _change(self, kind: EntryKind, payload: list[bytes], now: Now, done: OnResult) -> bool:
         self._changes_in_flight += 1
@@ -402,13 +404,13 @@ class Leader:
             LimitReachedError: the cluster has the most producers that it may have.
         """
         self.groups.check_open()
-        self._check_room()
+        self._check_disk_space()
         if not self.machine.producers.knows(token):
-            check_producer(self._config.limits, self.machine, self._registering)
-        self._registering += 1
+            check_producer(self._config.limits, self.machine, self._registrations_in_flight)
+        self._registrations_in_flight += 1
 
         def answer(applied: Applied | EngineError) -> None:
-            self._registering -= 1
+            self._registrations_in_flight -= 1
             done(applied)
 
         self._propose(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
@@ -421,7 +423,7 @@ class Leader:
             return
         self._propose(EntryKind.PRODUCER, [payloads.encode_end_producer(producer_id)], now, done)
 
-    def topic_named(self, name: str) -> Topic | None:
+    def topic_or_none(self, name: str) -> Topic | None:
         """Return the topic of a name. None: no such topic, or its deletion is in flight."""
         known = self.machine.topic_by_name.get(name)
         return None if known is None or known.topic_id in self.groups.deleting else known
@@ -433,11 +435,11 @@ class Leader:
             NotFoundError: no such topic.
             NotReadyError: its deletion is in flight, and may still fail.
         """
-        known = self.machine.topic_by_name.get(name)
-        if known is None:
+        topic = self.machine.topic_by_name.get(name)
+        if topic is None:
             raise NotFoundError("topic", name)
-        self.groups.check_topic(known.topic_id)
-        return known
+        self.groups.check_topic(topic.topic_id)
+        return topic
 
     def delete_topic(self, topic_id: TopicId, now: Now, done: OnResult) -> None:
         """Delete a topic with its timers, messages and groups; `done` gets the DeleteTopicApplied.
@@ -453,7 +455,7 @@ class Leader:
             self.groups.begin_deletion(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
 
-    def topic(self, name: str, now: Now, done: OnResult, creator: str = "") -> None:
+    def create_topic(self, name: str, now: Now, done: OnResult, creator: str = "") -> None:
         """Create a topic if it does not exist; `done` gets the Topic.
 
         `creator`: see timer/state/creators.py; only from feature level 2 on.
@@ -462,13 +464,13 @@ class Leader:
             LimitReachedError: the cluster has the most topics that it may have.
         """
         self.groups.check_open()
-        known = self.topic_named(name)
+        known = self.topic_or_none(name)
         if known is not None:
             done(known)
         elif name in self._topics_in_flight:
             self._topics_in_flight[name].append(done)
         else:
-            self._check_room()
+            self._check_disk_space()
             check_topic(self._config.limits, self.machine, name, self._topics_in_flight)
             waiters = self._topics_in_flight[name] = [done]
 
@@ -487,7 +489,7 @@ class Leader:
             return
         self.groups.expire(now)
         self._step_fire(now)
-        if not self.groups.refusal and self.full is None and self.series.step(now):
+        if not self.groups.refusal and self.disk_error is None and self.series.step(now):
             self._fire(now)  # so that occurrences due at once fire without a second commit
         self._flush_schedules(now)
         self._flush_changes(now, *self._lines)
@@ -497,31 +499,31 @@ class Leader:
 
     def checkpoint(self, now: Now) -> None:
         """Append a CHECKPOINT, after a FIRE that brings the read time up to date."""
-        self._checkpointing = True
+        self._checkpoint_in_flight = True
         self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
         if not self._fires_in_flight:
             self._fire(now)
         idle_ms = self._config.producer_idle_ms
         idle_ms = producer_idle_ms(self._config.limits, self.machine, idle_ms)
         expiry = payloads.encode_checkpoint(idle_ms)
-        self._propose(EntryKind.CHECKPOINT, [expiry], now, self._checkpointed)
+        self._propose(EntryKind.CHECKPOINT, [expiry], now, self._on_checkpoint)
 
     def _next_checkpoint_ms(self) -> MonoMs:
         """Return when a checkpoint is due: none before the last one is committed.
 
         In a drain none is due, so an idle log stays committed.
         """
-        none = self.groups.refusal or self._checkpointing
-        return MonoMs(DUE_MS_MAX) if none else self._checkpoint_at_ms
+        is_off = self.groups.refusal or self._checkpoint_in_flight
+        return MonoMs(DUE_MS_MAX) if is_off else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when `step` must be called next, on the monotonic clock."""
         wake = self._next_checkpoint_ms()
         if (following := self._next_fire(now)) is not None:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
-            pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
+            pause_ms = OVERLOAD_RETRY_MS if self._fire_rejected else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, following[0])))
-        if self.series.wanted and not self.groups.refusal and self.full is None:
+        if self.series.is_needed and not self.groups.refusal and self.disk_error is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
             wake = min(wake, MonoMs(now.mono_ms + wait_ms))
@@ -531,30 +533,30 @@ class Leader:
         """Return deliveries. Call only while the epoch's lease is held."""
         if self.closed or self.groups.refusal:
             return []
-        return self.groups.deliver(now, may_move_letters=self.full is None)
+        return self.groups.deliver(now, may_move_letters=self.disk_error is None)
 
     # ---- committed and applied
 
-    def committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
+    def on_committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
         """Note that the entries up to `index` are committed."""
-        self._fire_times.committed(index, mono_ms)
+        self._fire_times.on_committed(index, mono_ms)
 
-    def applied(self, entry: Entry, applied: Applied) -> None:
+    def on_applied(self, entry: Entry, applied: Applied) -> None:
         """Answer the proposer of an entry that was committed and applied."""
         if isinstance(applied, DeleteTopicApplied):
             self.groups.on_topic_deleted(applied)
         if entry.epoch == self.epoch:
             done = self._in_flight.pop(entry.index, None)
             if done is not None:
-                self.answering = entry.index
+                self.answering_index = entry.index
                 done(applied)
-                self.answering = LogIndex(0)
+                self.answering_index = LogIndex(0)
         if isinstance(applied, FireApplied):
             self.groups.feed(topic for topic, _ in (*applied.fired, *applied.released))
         elif isinstance(applied, ScheduleApplied | RescheduleApplied | OccurrencesApplied):
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
-            self._fire_again |= self.machine.swept is not None
+            self._must_fire |= self.machine.swept is not None
             self.groups.expiry.on_policy_applied()
 
     def hand_over(self, now: Now) -> bool:
@@ -564,7 +566,7 @@ class Leader:
         """
         return self.closed is None and self.groups.hand_over(now)
 
-    def refuse(self, why: EngineError) -> None:
+    def begin_drain(self, why: EngineError) -> None:
         """Begin a drain: reject new requests except acks, deliver nothing, finish the rest."""
         self.groups.refusal = why
 
@@ -590,9 +592,9 @@ class Leader:
         waiting = self._parts or any(self._lines) or self.groups.waiting
         return not waiting and len(self._in_flight) == self._fires_in_flight
 
-    def _check_room(self) -> None:
-        if self.full is not None:
-            raise self.full.with_traceback(None)
+    def _check_disk_space(self) -> None:
+        if self.disk_error is not None:
+            raise self.disk_error.with_traceback(None)
 
     def _propose(
         self,
@@ -610,7 +612,7 @@ class Leader:
             return False
         self._time_ms = time_ms
         self._in_flight[index] = done
-        self.proposed = index
+        self.last_proposed = index
         return True
 
     # ---- schedules
@@ -621,20 +623,20 @@ class Leader:
             or self._schedules_in_flight < self._config.schedules_in_flight
             or self._parts_bytes >= self._config.gather_bytes
         ):
-            taken, rows, size, keyed, topics = 0, 0, 0, 0, set[int]()
+            count, rows, size, keyed, topics = 0, 0, 0, 0, set[int]()
             for part, _ in self._parts:
                 rows += len(part.due_ms)
                 size += part.size
                 keyed += part.keyed
                 topics |= part.topics
-                full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
-                if taken and (full or len(topics) > ENTRY_TOPICS_MAX):
+                is_full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
+                if count and (is_full or len(topics) > ENTRY_TOPICS_MAX):
                     break
-                taken += 1
-                if taken == ENTRY_PARTS_MAX:
+                count += 1
+                if count == ENTRY_PARTS_MAX:
                     break
-            batch = self._parts[:taken]
-            del self._parts[:taken]
+            batch = self._parts[:count]
+            del self._parts[:count]
             self._append_schedules(batch, now)
 
     def _append_schedules(self, batch: list[tuple[Part, OnResult]], now: Now) -> None:
@@ -687,7 +689,7 @@ class Leader:
         """
         if self._fires_in_flight:
             return None
-        if self._fire_again:
+        if self._must_fire:
             return 0, 0
         due = self.machine.store.next_due()
         if due is None:
@@ -697,8 +699,8 @@ class Leader:
     def _fire(self, now: Now, ahead_ms: int = 0) -> None:
         """Append a FIRE; directly after new timers, so that those due at once share the commit."""
         self._fires_in_flight += 1
-        self._fire_again = False
-        self._fire_refused = False
+        self._must_fire = False
+        self._fire_rejected = False
         clock_ms = UnixMs(now.clock_ms + ahead_ms)
         read_time_ms = max(clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
         self._read_time_ms = UnixMs(read_time_ms)
@@ -706,17 +708,17 @@ class Leader:
             Fire(self._read_time_ms, topics_max=self._config.fire_topics_max)
         )
         takes_effect = Now(now.mono_ms, self._read_time_ms)
-        if self._propose(EntryKind.FIRE, [fire], takes_effect, self._fired):
-            self._fire_times.appended(self.proposed, now.mono_ms)
+        if self._propose(EntryKind.FIRE, [fire], takes_effect, self._on_fire):
+            self._fire_times.on_appended(self.last_proposed, now.mono_ms)
 
-    def _fired(self, applied: Applied | EngineError) -> None:
+    def _on_fire(self, applied: Applied | EngineError) -> None:
         self._fires_in_flight -= 1
         if isinstance(applied, FireApplied):
-            self._fire_again = applied.limited
+            self._must_fire = applied.limited
         else:
-            self._fire_refused = True
-            self._fire_again = self.machine.swept is not None
+            self._fire_rejected = True
+            self._must_fire = self.machine.swept is not None
 
-    def _checkpointed(self, applied: Applied | EngineError) -> None:
-        self._checkpointing = False
+    def _on_checkpoint(self, applied: Applied | EngineError) -> None:
+        self._checkpoint_in_flight = False
         assert isinstance(applied, Checkpoint | EngineError), applied

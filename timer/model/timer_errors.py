@@ -207,15 +207,15 @@ class QuotaReachedError(EngineError):
     retryable = True
 
     def __init__(
-        self, topic: str, field: str, most: int, source: str, *, there: int, asked: int
+        self, topic: str, field: str, most: int, source: str, *, used: int, requested: int
     ) -> None:
-        """`most`: value of the policy's `field`. `source`: its scope. `there`: the present use."""
-        noun = _USES[field].format(s="" if there == 1 else "s")
-        end = f"{asked:,} more would exceed its limit of {most:,}"
-        if there >= most:
+        """`most`: value of the policy's `field`. `source`: its scope. `used`: the present use."""
+        noun = _USES[field].format(s="" if used == 1 else "s")
+        end = f"{requested:,} more would exceed its limit of {most:,}"
+        if used >= most:
             end = f"its limit is {most:,}"
         of = f"({field} of the {source})"
-        super().__init__(f"topic {topic!r} has {there:,} {noun}; {end} {of}")
+        super().__init__(f"topic {topic!r} has {used:,} {noun}; {end} {of}")
         self.field = field
         self.limit = f"must be at most {most} {of}"
 
@@ -223,9 +223,9 @@ class QuotaReachedError(EngineError):
 class LimitReachedError(QuotaReachedError):
     """The number of topics, groups or producers has reached its limit."""
 
-    def __init__(self, field: str, limit: int, whose: str, there: int) -> None:
-        """`field`: the setting. `whose`: the owner, such as the cluster, a namespace or a topic."""
-        EngineError.__init__(self, f"{field}: {whose} has {there}: must be at most {limit}")
+    def __init__(self, field: str, limit: int, owner: str, count: int) -> None:
+        """`field`: the setting. `owner`: the owner, such as the cluster, a namespace or a topic."""
+        EngineError.__init__(self, f"{field}: {owner} has {count}: must be at most {limit}")
         self.field, self.limit = field, f"must be at most {limit}"
 
 

@@ -345,7 +345,7 @@ class Engine:
                 if self._observe is not None:
                     self._observe(entry, applied)
                 if self.leader is not None:
-                    self.leader.applied(entry, applied)
+                    self.leader.on_applied(entry, applied)
                 for _ in range(KEEP_UPS):
                     if not self.machine.keep_up():
                         break

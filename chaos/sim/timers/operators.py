@@ -107,7 +107,7 @@ class SimOperator:
         def work(leader: Leader) -> None:
             wide = not name or name.endswith("/")
             scope = Scope(name.rstrip("/")) if wide else Scope("", app.topic(name).topic_id)
-            leader.alter(scope, ScopePolicy(**said), unset, app.now(), unanswered)
+            leader.set_policy(scope, ScopePolicy(**said), unset, app.now(), unanswered)
 
         self.ask(app, work)
 

@@ -281,14 +281,14 @@ class EngineApp(App):
 
     def _schedule(self, request: SimRequest, reply: Reply, leader: Leader) -> None:
         now, floor_ms = self.now(), self.engine.machine.last_read_time_ms
-        topics = {name: leader.topic_named(name) for name, _ in request.rows}
+        topics = {name: leader.topic_or_none(name) for name, _ in request.rows}
         identity = None
         if request.text:
             until_ms = UnixMs(now.clock_ms + request.window_ms)
             identity = RequestId(request.text, request.body, until_ms)
         known = {name: topic.topic_id for name, topic in topics.items() if topic is not None}
         if missing := [name for name in topics if name not in known]:
-            leader.topic(missing[0], now, unanswered)
+            leader.create_topic(missing[0], now, unanswered)
             return  # the client resends the request
         payload = Binary.of(request.payloads)
         rows = np.array([known[name] for name, _ in request.rows], np.uint32)

@@ -122,7 +122,7 @@ MUTATIONS: Final = (
         {"expiry"},
         60,
         "an ack that is in flight when its message expires",
-        patch(group_batch, "answer", _answer_what_was_asked),
+        patch(group_batch, "answer_acks", _answer_what_was_asked),
         proposals_per_s=16,
         sync_us=8_000,
         faults=("slow_disk",),

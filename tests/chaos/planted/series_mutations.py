@@ -46,7 +46,7 @@ def _alter_anew(self: Recurring, op: AlterSeries) -> SeriesApplied:
     return applied
 
 
-_intervals = occurrence_planner.intervals
+_intervals = occurrence_planner.interval_times
 
 
 def _intervals_from_there(rows: RowArray, now_ms: int) -> I64:
@@ -106,7 +106,7 @@ MUTATIONS: Final = (
         {"series"},
         20,
         f"{ANY_WORLD}: a series has a second occurrence",
-        patch(occurrence_planner, "intervals", _intervals_from_there),
+        patch(occurrence_planner, "interval_times", _intervals_from_there),
     ),
     _mutation(
         "plans_behind_a_change",

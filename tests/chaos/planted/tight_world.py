@@ -53,7 +53,7 @@ class TightApp(EngineApp):
                 link, back = (node.replica, other.replica), (other.replica, node.replica)
                 if not node.world.network.loses(link):
                     node.world.timeline.after(LINK_US, other.call, _tell_room, other, rooms, back)
-        leader.full = rooms.refusal(node.core.voters, now_ms)
+        leader.disk_error = rooms.refusal(node.core.voters, now_ms)
 
 
 def _tell_room(node: SimNode, rooms: VoterDisks, back: tuple[ReplicaId, ReplicaId]) -> None:

@@ -131,7 +131,7 @@ def _first_share(applied: Any, rows: slice) -> Any:
 
 def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> tuple[int, int]:
     """Use the clock that is ahead of all others in place of the median."""
-    offsets = [each.offset_halves for each in self._counting(boot_ms).values()]
+    offsets = [each.offset_halves for each in self._current_estimates(boot_ms).values()]
     error = max(offsets) + 2 * boot_ms - now if offsets else 0
     return error, error
 

@@ -2,7 +2,7 @@
 
 to be delivered --past its time to live--> ACKING, `take_expired` --> EXPIRE op
                 --failed too often-------> DYING, `take_dead` ------> MOVE op
-                <--max_attempts raised, `spare`--+
+                <--max_attempts raised, `revive`-+
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from timer.ready.queue import Queue
 DEAD_ROWS_MAX: Final = 256
 """Most dead letters in one MOVE: the headers of each take some microseconds."""
 REVIVE_MAX: Final = 4096
-"""Most dying messages that one call of `spare` looks at, about 1 ms."""
+"""Most dying messages that one call of `revive` looks at, about 1 ms."""
 _NONE: Final = deque[U64]()
 """Of all groups that have lost no message so far: an empty deque takes 0.6 kB. Never changed."""
 
@@ -29,8 +29,16 @@ class EndedMessages:
     """See the module."""
 
     __slots__ = (
-        *("_recheck_count", "_attempts_max", "_dead", "_expired", "_group", "_table"),
-        *("expiring", "outlived_ms", "unfinished", "work"),
+        "_attempts_max",
+        "_dead",
+        "_expired",
+        "_group",
+        "_recheck_count",
+        "_table",
+        "expiring",
+        "outlived_ms",
+        "unfinished",
+        "work",
     )
 
     def __init__(self, group: Group, table: LeaseTable) -> None:

@@ -46,7 +46,7 @@ from timer.leader.intake.count_limits import (
     check_consumer,
     check_group,
     check_group_id,
-    has_ids,
+    has_free_ids,
     may_have_topic,
 )
 from timer.model.columns import I64, U64
@@ -522,7 +522,7 @@ class GroupDispatch:
         if self._to_hand_over is not None:
             return []
         out, expired = list[Delivery](), list[GroupOp]()
-        may_move = may_move_letters and has_ids(self.machine)
+        may_move = may_move_letters and has_free_ids(self.machine)
 
         def turn(group_id: GroupId) -> TurnResult:
             leases = self._leases[group_id]

@@ -5,7 +5,7 @@
       |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
       |               +-- ended before it was sent -----------------------------> FREE
       +-- its time -- WAITING <-- delayed by a nack -- FREE
-      +-- spared ---- DYING   <-- failed too often --- FREE;  moved, it stays so until forgotten
+      +-- revived --- DYING   <-- failed too often --- FREE;  moved, it stays so until forgotten
 
 A state is one uint64 per queue offset. A lease id stands for "leased". Offsets outside the column
 are FREE. A message's entry in the log decides what becomes of it: until then it is ACKING or

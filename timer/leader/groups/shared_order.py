@@ -1,8 +1,8 @@
 """Deliveries of a group of type `shared`, in any order, by priority if messages have some.
 
 fresh offsets --scan--> free --> leased      Returned messages go first. Then come those that
-back: returned messages ----^                were never delivered in this epoch. A delayed
-waiting: delayed messages --> back           message waits for its time in a heap.
+returned messages ----------^                were never delivered in this epoch. A delayed
+waiting: delayed messages --> returned       message waits for its time in a heap.
 
 While the queue has messages with priorities, free messages first go on a shelf, which decides
 (timer/leader/groups/priority_shelf.py).
@@ -184,10 +184,10 @@ class SharedOrder:
         return self._shelf.count >= SHELF_MAX
 
     def _deliverable(self, clock_ms: UnixMs, offsets: U64, most: int | None = None) -> U64:
-        """Return the offsets that may be delivered; put the delayed and the dying ones aside.
+        """Return the offsets that may be delivered; move delayed ones to the heap, mark dying ones.
 
-        With `most`, only the first of them, and no delayed one after the last of these is put
-        aside: it is looked at again.
+        With `most`, only the first of them. Delayed ones after the last of these stay: the next
+        call visits them again.
         """
         group = self._group
         free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]

@@ -61,7 +61,7 @@ class Times(NamedTuple):
     due_ms: I64
 
 
-def when_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
+def wanted_times_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
     """Return the requested times of `rows` timers, from the values given for each of WAYS.
 
     Raises:
@@ -116,11 +116,13 @@ class Rules:
         assert policy.delay_ms_max is not None, policy
         assert policy.delay_levels_ms is not None, policy
         self.effective = effective
-        self.payload_limit = policy.payload_bytes_max, self._whose("payload_bytes_max")
+        self.payload_limit = policy.payload_bytes_max, self._source_note("payload_bytes_max")
         """Most bytes in a payload, and a note that names the scope of the limit."""
-        said = ((name, getattr(policy, name)) for name in QUOTAS)
+        limits = ((name, getattr(policy, name)) for name in QUOTAS)
         self.quotas = tuple(
-            Quota(name, limit, effective.sources[name]) for name, limit in said if limit is not None
+            Quota(name, limit, effective.sources[name])
+            for name, limit in limits
+            if limit is not None
         )
         self._delayed = policy.delayed_delivery
         self._tick_ms = policy.tick_ms
@@ -131,7 +133,7 @@ class Rules:
         self._jitter_ms = policy.jitter_ms if draws is not None and policy.delayed_delivery else 0
         self._levels_ms = np.array([0, *policy.delay_levels_ms], np.int64)
 
-    def _whose(self, field: str) -> str:
+    def _source_note(self, field: str) -> str:
         return f" ({field} of the {self.effective.sources[field]})"
 
     def times(self, when: WantedTimes, rows: int, now: Now, floor_ms: UnixMs) -> Times:
@@ -151,24 +153,24 @@ class Rules:
     def _requested(self, when: WantedTimes, now: Now) -> I64:
         values = when.values
         longest_ms = DUE_MS_MAX - now.clock_ms
-        whose = ""
+        note = ""
         if self._delayed and self._fixed_ms is None and self._max_ms < longest_ms:
             longest_ms = self._max_ms
-            whose = self._whose("delay_ms_max")
+            note = self._source_note("delay_ms_max")
         if when.way == "due_ms":
             latest_ms = now.clock_ms + longest_ms
             if (high := int(values.max())) > latest_ms:
-                limit = f"must be at most {latest_ms}{whose}"
+                limit = f"must be at most {latest_ms}{note}"
                 raise InvalidRequestError(when.way, high, limit, row=_row(values, values.argmax()))
             return values
         if when.way == "delay_level":
             values = self._levels_ms[np.minimum(values, len(self._levels_ms) - 1)]
         if (high := int(values.max())) > longest_ms:
-            asked, limit = high, f"must be at most {longest_ms}{whose}"
+            shown, limit = high, f"must be at most {longest_ms}{note}"
             if when.way == "delay_level":
-                asked = int(when.values[int(values.argmax())])
+                shown = int(when.values[int(values.argmax())])
                 limit = f"stands for {high} ms, which {limit}"
-            raise InvalidRequestError(when.way, asked, limit, row=_row(values, values.argmax()))
+            raise InvalidRequestError(when.way, shown, limit, row=_row(values, values.argmax()))
         return values + now.clock_ms
 
     def _due(self, requested: I64, rows: int, now: Now, floor_ms: UnixMs) -> I64:
@@ -182,13 +184,13 @@ class Rules:
             wanted = np.maximum(requested, min(clock_ms + self._min_ms, DUE_MS_MAX))
         oldest = int(wanted.min())
         if self._ttl_ms and oldest <= clock_ms - self._ttl_ms:
-            limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
+            limit = f"must be above {clock_ms - self._ttl_ms}{self._source_note('ttl_ms')}"
             raise InvalidRequestError("due_ms", oldest, limit, row=_row(wanted, wanted.argmin()))
         if self._jitter_ms and self._draws is not None:
             wanted = np.maximum(wanted, clock_ms) + self._draws.up_to(self._jitter_ms, rows)
-        return self.ticked(wanted, now, floor_ms)
+        return self.rounded_to_tick(wanted, now, floor_ms)
 
-    def ticked(self, wanted: I64, now: Now, floor_ms: UnixMs) -> I64:
+    def rounded_to_tick(self, wanted: I64, now: Now, floor_ms: UnixMs) -> I64:
         """Return due times (n,): rounded up to the tick, and not before `floor_ms`.
 
         For occurrences of series no other policy holds: a fixed delay, or no delay at all, would
@@ -255,12 +257,12 @@ class Admission:
         return self._policies.has_narrow_scopes
 
     @property
-    def limited(self) -> bool:
+    def has_quotas(self) -> bool:
         """Whether some topic has a quota."""
         return self._policies.has_quotas
 
     @property
-    def expires(self) -> bool:
+    def has_ttl(self) -> bool:
         """Whether some topic has a time to live."""
         return self._policies.has_ttls
 
@@ -290,7 +292,7 @@ class Admission:
             requested[mine], due[mine] = times
         return Times(requested, due)
 
-    def altered(self, scope: Scope, said: ScopePolicy, unset: Sequence[str]) -> ScopePolicy:
+    def policy_with(self, scope: Scope, fields: ScopePolicy, unset: Sequence[str]) -> ScopePolicy:
         """Return a scope's policy after some fields are set and others unset.
 
         Raises:
@@ -301,24 +303,24 @@ class Admission:
         for name in unset:
             if name not in FIELDS:
                 raise InvalidRequestError("unset", name, f"must be one of {', '.join(FIELDS)}")
-            if getattr(said, name) is not None:
+            if getattr(fields, name) is not None:
                 raise InvalidRequestError(
-                    name, getattr(said, name), "must not be both set and unset"
+                    name, getattr(fields, name), "must not be both set and unset"
                 )
-        said.check()
+        fields.check()
         for name in QUOTAS:
-            value = getattr(said, name)
+            value = getattr(fields, name)
             if value is not None and value > NEW_QUOTA_MAX:
                 raise InvalidRequestError(name, value, f"must be at most {NEW_QUOTA_MAX}")
         for name in NODE_BOUNDS:
-            value, most = getattr(said, name), getattr(self._node, name)
+            value, most = getattr(fields, name), getattr(self._node, name)
             if value is not None and value > most:
                 raise InvalidRequestError(
                     name, value, f"must be at most {most}, the node's own limit"
                 )
         before = self._policies.of(scope).pack()
-        kept = {name: value for name, value in before.items() if name not in unset}
-        policy = said.over(ScopePolicy(**kept)).check()
+        rest = {name: value for name, value in before.items() if name not in unset}
+        policy = fields.over(ScopePolicy(**rest)).check()
         full = self._policies.namespaces >= NAMESPACES_MAX
         if scope.namespace and full and not before and policy.pack():
             limit = f"at most {NAMESPACES_MAX} namespaces have policies"

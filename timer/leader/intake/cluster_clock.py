@@ -180,7 +180,7 @@ class ClusterClock:
         self._advance(boot_ms)
         behind, _ = self._errors(self._now, boot_ms)
         median = self._now + behind - 2 * boot_ms
-        known = self._counting(boot_ms)
+        known = self._current_estimates(boot_ms)
         each_of = known.items()
         offsets = {voter: -_outside(median, each.low, each.high) // 2 for voter, each in each_of}
         lows = sorted(each.low for each in known.values())
@@ -216,7 +216,7 @@ class ClusterClock:
 
         In half milliseconds. The first one is to the nearest instant that may be the median.
         """
-        known = [*self._counting(boot_ms).values()]
+        known = [*self._current_estimates(boot_ms).values()]
         if 2 * len(known) <= len(self._voters):
             return 0, 0
         lows, highs = sorted(each.low for each in known), sorted(each.high for each in known)
@@ -228,7 +228,7 @@ class ClusterClock:
             wanted = min(near, key=lambda each: each.error_ms).offset_halves
         return -_outside(offset, low, high), min(max(wanted, low), high) - offset
 
-    def _counting(self, boot_ms: MonoMs) -> dict[ReplicaId, _Estimate]:
+    def _current_estimates(self, boot_ms: MonoMs) -> dict[ReplicaId, _Estimate]:
         """Return the estimates that count."""
         known = self._estimates.items()
         return {voter: each for voter, each in known if boot_ms - each.at_ms <= FORGET_MS}

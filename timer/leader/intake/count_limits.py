@@ -41,13 +41,13 @@ class CountLimits:
     """Series of recurring timers, in all topics together."""
 
 
-IDS_LEFT: Final = 1 << 20
+IDS_RESERVED: Final = 1 << 20
 """Topic and group ids reserved for internal use: topics of dead letters, seeks of groups. An id is
 never used again."""
-OPS_LEFT: Final = 4096
+OPS_RESERVED: Final = 4096
 """Ids left free at the very end; more than the ops that can be in flight."""
-TOPIC_IDS_MAX: Final = TOMBSTONE - IDS_LEFT
-GROUP_IDS_MAX: Final = (1 << 32) - IDS_LEFT
+TOPIC_IDS_MAX: Final = TOMBSTONE - IDS_RESERVED
+GROUP_IDS_MAX: Final = (1 << 32) - IDS_RESERVED
 
 
 class GroupName(NamedTuple):
@@ -58,23 +58,23 @@ class GroupName(NamedTuple):
 
 
 def check_topic(
-    limits: CountLimits, machine: Machine, name: str, on_the_way: Collection[str] = ()
+    limits: CountLimits, machine: Machine, name: str, creating: Collection[str] = ()
 ) -> None:
-    """Check that one more topic may be created. `on_the_way`: names of topics being created.
+    """Check that one more topic may be created. `creating`: names of topics being created.
 
     Raises:
         LimitReachedError: the cluster or the namespace has the most topics that it may have, or
             all topic ids are used.
     """
-    made = machine.next_topic_id + len(on_the_way)
-    if made >= TOPIC_IDS_MAX:
-        raise LimitReachedError("topic ids", TOPIC_IDS_MAX, "the cluster", made)
-    _check("topics_max", limits.topics_max, "the cluster", len(machine.topics) + len(on_the_way))
+    ids = machine.next_topic_id + len(creating)
+    if ids >= TOPIC_IDS_MAX:
+        raise LimitReachedError("topic ids", TOPIC_IDS_MAX, "the cluster", ids)
+    _check("topics_max", limits.topics_max, "the cluster", len(machine.topics) + len(creating))
     namespace = namespace_of(name)
-    there = machine.namespaces[namespace]
-    there += sum(namespace_of(each) == namespace for each in on_the_way)
-    whose = f"namespace {namespace!r}"
-    _check("namespace_topics_max", limits.namespace_topics_max, whose, there)
+    count = machine.namespaces[namespace]
+    count += sum(namespace_of(each) == namespace for each in creating)
+    owner = f"namespace {namespace!r}"
+    _check("namespace_topics_max", limits.namespace_topics_max, owner, count)
 
 
 def may_have_topic(limits: CountLimits, machine: Machine, name: str) -> bool:
@@ -88,61 +88,61 @@ def may_have_topic(limits: CountLimits, machine: Machine, name: str) -> bool:
 
 
 def check_group(
-    limits: CountLimits, machine: Machine, topic: Topic, on_the_way: Collection[GroupName]
+    limits: CountLimits, machine: Machine, topic: Topic, creating: Collection[GroupName]
 ) -> None:
     """Check that a topic may have one more group.
 
     Raises:
         LimitReachedError: the topic or the cluster has the most groups that it may have.
     """
-    check_group_id(machine, len(on_the_way))
-    there = len(topic.groups) + sum(each.topic == topic.topic_id for each in on_the_way)
-    _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", there)
-    _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(on_the_way))
+    check_group_id(machine, len(creating))
+    count = len(topic.groups) + sum(each.topic == topic.topic_id for each in creating)
+    _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", count)
+    _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(creating))
 
 
-def check_consumer(limits: CountLimits, group: Group, there: int) -> None:
-    """Check that a group with `there` consumers may have one more.
+def check_consumer(limits: CountLimits, group: Group, count: int) -> None:
+    """Check that a group with `count` consumers may have one more.
 
     Raises:
         LimitReachedError: it has the most consumers that it may have.
     """
-    _check("group_consumers_max", limits.group_consumers_max, f"group {group.name!r}", there)
+    _check("group_consumers_max", limits.group_consumers_max, f"group {group.name!r}", count)
 
 
-def check_group_id(machine: Machine, on_the_way: int = 0) -> None:
+def check_group_id(machine: Machine, creating: int = 0) -> None:
     """Check that one more group id is free.
 
     Raises:
         LimitReachedError: all ids except the reserved ones are used.
     """
-    made = machine.next_group_id + on_the_way
-    if made >= GROUP_IDS_MAX:
-        raise LimitReachedError("group ids", GROUP_IDS_MAX, "the cluster", made)
+    ids = machine.next_group_id + creating
+    if ids >= GROUP_IDS_MAX:
+        raise LimitReachedError("group ids", GROUP_IDS_MAX, "the cluster", ids)
 
 
-def has_ids(machine: Machine) -> bool:
+def has_free_ids(machine: Machine) -> bool:
     """Return whether ids are left for the topics and groups that dead letters create."""
-    return max(machine.next_topic_id, machine.next_group_id) < TOMBSTONE - OPS_LEFT
+    return max(machine.next_topic_id, machine.next_group_id) < TOMBSTONE - OPS_RESERVED
 
 
-def check_producer(limits: CountLimits, machine: Machine, on_the_way: int) -> None:
+def check_producer(limits: CountLimits, machine: Machine, registering: int) -> None:
     """Check that one more producer may register.
 
     Raises:
         LimitReachedError: the cluster has the most producers that it may have.
     """
-    there = len(machine.producers) + on_the_way
-    _check("producers_max", limits.producers_max, "the cluster", there)
+    count = len(machine.producers) + registering
+    _check("producers_max", limits.producers_max, "the cluster", count)
 
 
-def check_series(limits: CountLimits, machine: Machine, on_the_way: int) -> None:
+def check_series(limits: CountLimits, machine: Machine, creating: int) -> None:
     """Check that one more series may be created.
 
     Raises:
         LimitReachedError: the cluster has the most series that it may have.
     """
-    _check("series_max", limits.series_max, "the cluster", len(machine.series) + on_the_way)
+    _check("series_max", limits.series_max, "the cluster", len(machine.series) + creating)
 
 
 def producer_idle_ms(limits: CountLimits, machine: Machine, idle_ms: int) -> int:
@@ -151,6 +151,6 @@ def producer_idle_ms(limits: CountLimits, machine: Machine, idle_ms: int) -> int
     return idle_ms if limits.producers_max - len(machine.producers) > few else min(idle_ms, RARE_MS)
 
 
-def _check(field: str, limit: int, whose: str, there: int) -> None:
-    if there >= limit:
-        raise LimitReachedError(f"limits.{field}", limit, whose, there)
+def _check(field: str, limit: int, owner: str, count: int) -> None:
+    if count >= limit:
+        raise LimitReachedError(f"limits.{field}", limit, owner, count)

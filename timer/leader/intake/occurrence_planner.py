@@ -76,35 +76,37 @@ class OccurrencePlanner:
         self._reasons: set[str] = set()
         """Those that `on_unplanned` got."""
         machine.series.resume()  # this calendar may know more than that of an earlier epoch
-        self.changing: Counter[int] = Counter()
+        self.changes: Counter[int] = Counter()
         """Series -> its changes in flight. An occurrence behind them in the log would be planned by
         the definition before them."""
 
     @property
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether some series waits for an occurrence that can be planned."""
         waiting = self._machine.series.waiting
-        return len(waiting) > len(waiting.keys() & self.changing.keys())
+        return len(waiting) > len(waiting.keys() & self.changes.keys())
 
     def next(self, now: Now) -> Planned | None:
         """Return the next occurrences, at most one of a series; None: none is needed."""
-        if not self.wanted:
+        if not self.is_needed:
             return None
-        ready = (each for each in self._machine.series.waiting if each not in self.changing)
+        ready = (each for each in self._machine.series.waiting if each not in self.changes)
         ids = np.array(sorted(islice(ready, OCCURRENCES_MAX)), np.uint64)
         rows, _ = self._machine.series.rows_of(ids)
         planned = np.empty(len(rows), np.int64)
         known = np.ones(len(rows), np.bool_)
         every = rows["every_ms"] > 0
-        planned[every] = intervals(rows[every], now.clock_ms)
-        planned[~every], known[~every] = self._expressions(ids[~every], now)
+        planned[every] = interval_times(rows[every], now.clock_ms)
+        planned[~every], known[~every] = self._cron_times(ids[~every], now)
         planned[(rows["max_count"] > 0) & (rows["number"] >= rows["max_count"])] = ENDED
         if not known.any():
             return None
         rows, ids, planned = rows[known], ids[known], planned[known]
-        return Planned(ids, rows["number"] + np.uint64(1), planned, self._due(rows, planned, now))
+        return Planned(
+            ids, rows["number"] + np.uint64(1), planned, self._due_times(rows, planned, now)
+        )
 
-    def _expressions(self, ids: U64, now: Now) -> tuple[I64, npt.NDArray[np.bool_]]:
+    def _cron_times(self, ids: U64, now: Now) -> tuple[I64, npt.NDArray[np.bool_]]:
         """Return the planned times of series with cron expressions, (n,), and which are known."""
         planned = np.full(len(ids), ENDED, np.int64)
         known = np.ones(len(ids), np.bool_)
@@ -135,17 +137,17 @@ class OccurrencePlanner:
                 planned[place] = time_ms
         return planned, known
 
-    def _due(self, rows: RowArray, planned: I64, now: Now) -> I64:
+    def _due_times(self, rows: RowArray, planned: I64, now: Now) -> I64:
         """Return the due times: the topics' ticks hold, no other policy does."""
         due = np.maximum(planned, 0)
         floor_ms = self._machine.last_read_time_ms
         for topic in np.unique(rows["topic"]).tolist():
             mine = rows["topic"] == topic
-            due[mine] = self._admission.rules(topic).ticked(due[mine], now, floor_ms)
+            due[mine] = self._admission.rules(topic).rounded_to_tick(due[mine], now, floor_ms)
         return due
 
 
-def intervals(rows: RowArray, now_ms: int) -> I64:
+def interval_times(rows: RowArray, now_ms: int) -> I64:
     """Return the planned times of series with intervals, (n,); ENDED: past their end.
 
     Equal to `planned_time` of each row.

@@ -30,7 +30,7 @@ from timer.model.units import QueueOffset, TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
-NOTHING: Final = (0,) * len(QUOTAS)
+NO_USAGE: Final = (0,) * len(QUOTAS)
 
 
 class Charge(NamedTuple):
@@ -56,7 +56,7 @@ class Charged:
 
     def __call__(self, result: object) -> None:
         """Release the request's charges, then pass its result on."""
-        self._quotas.give_back(self.charges, applied=not isinstance(result, EngineError))
+        self._quotas.release(self.charges, applied=not isinstance(result, EngineError))
         self._done(result)
 
 
@@ -66,13 +66,13 @@ class Quotas:
     def __init__(self, machine: Machine, admission: Admission) -> None:
         self._machine = machine
         self._admission = admission
-        self._on_the_way: dict[TopicId, list[int]] = {}
+        self._in_flight: dict[TopicId, list[int]] = {}
         self._firing: deque[Charge] = deque()
         """Applied charges of due rows that may still be pending until the next FIRE entry."""
 
     def weigh(self, part: Part, clock_ms: UnixMs) -> list[Charge]:
         """Return the charges of a request for topics that have a quota."""
-        return [*self._weigh(part, clock_ms)] if self._admission.limited else []
+        return [*self._weigh(part, clock_ms)] if self._admission.has_quotas else []
 
     def _weigh(self, part: Part, clock_ms: UnixMs) -> Iterator[Charge]:
         for first, mine in _by_topic(part.topic):
@@ -88,7 +88,7 @@ class Quotas:
             ready = int(np.count_nonzero(due)), int(sizes[due].sum(dtype=np.int64))
             yield Charge(topic, (rows, size, *ready), int(due_ms[due].max()))
 
-    def judge(self, charges: Sequence[Charge]) -> None:
+    def check(self, charges: Sequence[Charge]) -> None:
         """Reject a request that would exceed a quota.
 
         Raises:
@@ -98,24 +98,29 @@ class Quotas:
             topic = self._machine.topics[charge.topic]
             for quota in self._admission.rules(charge.topic).quotas:
                 at = QUOTAS.index(quota.field)
-                there = self.used(topic, quota) + self._taken(charge.topic)[at]
-                asked = charge.amounts[at]
-                if there >= quota.limit or there + asked > quota.limit:
+                used = self.usage(topic, quota) + self._usage_in_flight(charge.topic)[at]
+                requested = charge.amounts[at]
+                if used >= quota.limit or used + requested > quota.limit:
                     raise QuotaReachedError(
-                        topic.name, quota.field, quota.limit, quota.source, there=there, asked=asked
+                        topic.name,
+                        quota.field,
+                        quota.limit,
+                        quota.source,
+                        used=used,
+                        requested=requested,
                     )
 
     @staticmethod
-    def used(topic: Topic, quota: Quota) -> int:
+    def usage(topic: Topic, quota: Quota) -> int:
         """Return a topic's usage of one quota in the applied state."""
-        return USED[quota.field](topic)
+        return USAGE[quota.field](topic)
 
-    def _taken(self, topic: TopicId) -> Sequence[int]:
+    def _usage_in_flight(self, topic: TopicId) -> Sequence[int]:
         """Return a topic's usage in flight, for each of QUOTAS."""
         fired_ms = self._machine.last_read_time_ms
         while self._firing and self._firing[0].due_ms <= fired_ms:
             self._add(self._firing.popleft(), -1)
-        return self._on_the_way.get(topic, NOTHING)
+        return self._in_flight.get(topic, NO_USAGE)
 
     def charge(
         self, charges: list[Charge], done: Callable[[object], None]
@@ -127,7 +132,7 @@ class Quotas:
             self._add(charge, 1)
         return Charged(self, charges, done)
 
-    def also_charge(
+    def charge_new_quotas(
         self, part: Part, done: Callable[[object], None], clock_ms: UnixMs
     ) -> Callable[[object], None]:
         """Count a request in flight for topics that had no quota when it was accepted.
@@ -144,7 +149,7 @@ class Quotas:
         done.charges += new
         return done
 
-    def give_back(self, charges: Sequence[Charge], *, applied: bool) -> None:
+    def release(self, charges: Sequence[Charge], *, applied: bool) -> None:
         """Stop counting a request as in flight.
 
         Ready rows of an applied request stay counted until the FIRE entry that includes them.
@@ -158,17 +163,17 @@ class Quotas:
                 self._add(charge, -1)
 
     def _add(self, charge: Charge, sign: int) -> None:
-        taken = self._on_the_way.setdefault(charge.topic, [*NOTHING])
+        usage = self._in_flight.setdefault(charge.topic, [*NO_USAGE])
         for at, amount in enumerate(charge.amounts):
-            taken[at] += sign * amount
-        if not any(taken):
-            del self._on_the_way[charge.topic]
+            usage[at] += sign * amount
+        if not any(usage):
+            del self._in_flight[charge.topic]
 
     @property
     def idle(self) -> bool:
         """Whether no request and no ready row is counted."""
-        self._taken(TopicId(0))
-        return not self._on_the_way
+        self._usage_in_flight(TopicId(0))
+        return not self._in_flight
 
 
 def _by_topic(topics: U32) -> Iterator[tuple[int, "slice | npt.NDArray[np.intp]"]]:
@@ -190,11 +195,11 @@ def _ready_bytes(topic: Topic) -> int:
     return topic.queue.payload_bytes_from(QueueOffset(topic.unacked_from))
 
 
-USED: Final[dict[str, Callable[[Topic], int]]] = {
+USAGE: Final[dict[str, Callable[[Topic], int]]] = {
     "pending_max": lambda topic: topic.counts.pending,
     "pending_bytes_max": lambda topic: topic.pending_bytes,
     "ready_max": _ready,
     "ready_bytes_max": _ready_bytes,
 }
 """A topic's usage in the applied state, for each of QUOTAS."""
-assert tuple(USED) == QUOTAS
+assert tuple(USAGE) == QUOTAS

@@ -41,8 +41,8 @@ _NONE: Final = Use()
 WHOLE: Final = Use(REQUESTS_MAX, REQUEST_ROWS_MAX)
 
 
-class _Taken(NamedTuple):
-    whose: str
+class _Entry(NamedTuple):
+    sender: str
     use: Use
     step: int
     """Step of time in which the id is forgotten."""
@@ -55,62 +55,62 @@ class RequestShares:
         self._requests = requests
         self._window_ms = window_ms
         self._step_ms = window_ms // STEPS + 1
-        self._on_the_way: dict[tuple[bytes, int], _Taken] = {}
+        self._in_flight: dict[tuple[bytes, int], _Entry] = {}
         """By id and body."""
-        self._way = _NONE
-        """Sum over `_on_the_way`."""
-        self._of: dict[str, Use] = {}
+        self._in_flight_use = _NONE
+        """Sum over `_in_flight`."""
+        self._by_sender: dict[str, Use] = {}
         """Sum of each sender."""
-        self._until: dict[int, dict[str, Use]] = {}
+        self._by_step: dict[int, dict[str, Use]] = {}
         """The same by the step in which it is forgotten, the first one first."""
 
-    def check(self, whose: str, rows: int, now_ms: UnixMs) -> None:
+    def check(self, sender: str, rows: int, now_ms: UnixMs) -> None:
         """Check that there is room for one more request.
 
         Raises:
             OverloadedError: the table or the sender's share is full; the message says which.
         """
         self._forget(now_ms)
-        there = Use(len(self._requests), self._requests.rows).plus(self._way)
-        asked = Use(1, rows)
-        mine, left = self._of.get(whose, _NONE).plus(asked), WHOLE.minus(there.plus(asked))
-        for name, has, rest, whole in zip(Use._fields, mine, left, WHOLE, strict=True):
+        used = Use(len(self._requests), self._requests.rows).plus(self._in_flight_use)
+        wanted = Use(1, rows)
+        mine, free = self._by_sender.get(sender, _NONE).plus(wanted), WHOLE.minus(used.plus(wanted))
+        for name, own, rest, whole in zip(Use._fields, mine, free, WHOLE, strict=True):
             if rest < 0:
                 full = f"the table of request ids ({whole - rest} of {whole} {name}"
-            elif has > rest:
-                full = f"the share of {whose} in the table of request ids ({has} {name} of {whole},"
-                full += f" with {rest} left for others"
+            elif own > rest:
+                full = f"the share of {sender} in the table of request ids"
+                full += f" ({own} {name} of {whole}, with {rest} left for others"
             else:
                 continue
             full += f"; each counts for {self._window_ms} ms, limits.request_window_ms)"
             raise OverloadedError(full, retry_after_ms=RETRY_MS)
 
-    def take(self, request: RequestId, whose: str, rows: int) -> None:
+    def take(self, request: RequestId, sender: str, rows: int) -> None:
         """Count an accepted request as in flight."""
-        taken = _Taken(whose, Use(1, rows), request.until_ms // self._step_ms)
-        self._on_the_way[request[:2]] = taken
-        self._way = self._way.plus(taken.use)
-        self._of[whose] = self._of.get(whose, _NONE).plus(taken.use)
-        senders = self._until.setdefault(taken.step, {})
-        senders[whose] = senders.get(whose, _NONE).plus(taken.use)
+        entry = _Entry(sender, Use(1, rows), request.until_ms // self._step_ms)
+        self._in_flight[request[:2]] = entry
+        self._in_flight_use = self._in_flight_use.plus(entry.use)
+        self._by_sender[sender] = self._by_sender.get(sender, _NONE).plus(entry.use)
+        senders = self._by_step.setdefault(entry.step, {})
+        senders[sender] = senders.get(sender, _NONE).plus(entry.use)
 
     def settle(self, request: RequestId, *, applied: bool = True) -> None:
         """Stop counting a request as in flight; forget it if it was not applied."""
-        taken = self._on_the_way.pop(request[:2], None)
-        if taken is None:
+        entry = self._in_flight.pop(request[:2], None)
+        if entry is None:
             return
-        self._way = self._way.minus(taken.use)
-        if not applied and taken.step in self._until:
-            senders = self._until[taken.step]
-            senders[taken.whose] = senders[taken.whose].minus(taken.use)
-            self._give_back(taken.whose, taken.use)
+        self._in_flight_use = self._in_flight_use.minus(entry.use)
+        if not applied and entry.step in self._by_step:
+            senders = self._by_step[entry.step]
+            senders[entry.sender] = senders[entry.sender].minus(entry.use)
+            self._release(entry.sender, entry.use)
 
     def _forget(self, now_ms: UnixMs) -> None:
-        while self._until and (first := next(iter(self._until))) * self._step_ms <= now_ms:
-            for whose, use in self._until.pop(first).items():
-                self._give_back(whose, use)
+        while self._by_step and (first := next(iter(self._by_step))) * self._step_ms <= now_ms:
+            for sender, use in self._by_step.pop(first).items():
+                self._release(sender, use)
 
-    def _give_back(self, whose: str, use: Use) -> None:
-        left = self._of.pop(whose, _NONE).minus(use)
-        if left != _NONE:
-            self._of[whose] = left
+    def _release(self, sender: str, use: Use) -> None:
+        rest = self._by_sender.pop(sender, _NONE).minus(use)
+        if rest != _NONE:
+            self._by_sender[sender] = rest

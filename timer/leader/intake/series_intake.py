@@ -74,7 +74,7 @@ class SeriesIntake:
 
     # ---- requests
 
-    def check_room(self) -> None:
+    def check_count(self) -> None:
         """Check that the cluster may have one more series.
 
         Raises:
@@ -87,13 +87,13 @@ class SeriesIntake:
         check_series(self._limits, self._machine, self._creating)
 
     @contextmanager
-    def reserved(self) -> Iterator[None]:
+    def reserve(self) -> Iterator[None]:
         """Reserve room for one more series until the end of the block.
 
         Raises:
             InvalidRequestError, LimitReachedError: see check_room.
         """
-        self.check_room()
+        self.check_count()
         self._creating += 1
         try:
             yield
@@ -110,7 +110,7 @@ class SeriesIntake:
             DiskFullError: there is no room for timers.
             NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
         """
-        self.check_room()
+        self.check_count()
         self._hooks.check(topic, new=True)
         last_ms = spec.begins_after(now.clock_ms)
         spec = spec.started(now.clock_ms)
@@ -138,24 +138,24 @@ class SeriesIntake:
         view = self.find(series_id)
         self._hooks.check(view.topic, new=False)
         spec = view.spec.changed(changes)
-        anew = not spec.same_times(view.spec)
-        if anew and "start_ms" not in changes and _waits_one_interval(view, now):
+        restarts = not spec.same_times(view.spec)
+        if restarts and "start_ms" not in changes and _waits_one_interval(view, now):
             spec = replace(spec, start_ms=0)
-        anew_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
+        restart_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
         spec = spec.started(now.clock_ms)
         if spec.start_ms != view.spec.start_ms:
             changes = {**changes, "start_ms": spec.start_ms}
-        self._check(view.topic, view.key, spec, new_times=anew)
-        if anew:
-            check_first(spec, anew_ms, self._calendar)
-        last_ms = anew_ms if anew or view.finished else UnixMs(0)
-        changing = self._planner.changing
-        changing[series_id] += 1
+        self._check(view.topic, view.key, spec, new_times=restarts)
+        if restarts:
+            check_first(spec, restart_ms, self._calendar)
+        last_ms = restart_ms if restarts or view.finished else UnixMs(0)
+        in_flight = self._planner.changes
+        in_flight[series_id] += 1
 
         def answer(applied: object) -> None:
-            changing[series_id] -= 1
-            if not changing[series_id]:
-                del changing[series_id]
+            in_flight[series_id] -= 1
+            if not in_flight[series_id]:
+                del in_flight[series_id]
             done(applied)
 
         self._append(AlterSeries(series_id, changes, last_ms), now, answer)
@@ -203,13 +203,13 @@ class SeriesIntake:
         return len(self._machine.series.deferred)
 
     @property
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether an entry with occurrences should be appended."""
-        return not self._in_flight and self._planner.wanted
+        return not self._in_flight and self._planner.is_needed
 
     def step(self, now: Now) -> bool:
         """Append the next occurrences, if series wait; return whether some are due already."""
-        if not self.wanted:
+        if not self.is_needed:
             return False
         planned = self._planner.next(now)
         if planned is None:
