@@ -24,7 +24,7 @@ from timer.entries.payloads import (
     encode_topic,
 )
 from timer.files.disk import RealDisk
-from timer.model.columns import Binary, Part, encode_schedule, taken
+from timer.model.columns import Binary, Part, encode_schedule, values_at
 from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
 from timer.pending.store import Store
 from timer.state.apply_results import (
@@ -82,7 +82,7 @@ class KeyedMachine:
             part = self.parts[number]
             assert part.key is not None
             ids = Ids(part.due_ms[at : at + 1], np.array([seq + 1], np.uint64))
-            yield ids, Keys(part.topic[at : at + 1], taken(part.key, np.array([at])))
+            yield ids, Keys(part.topic[at : at + 1], values_at(part.key, np.array([at])))
 
 
 @pytest.fixture(scope="module", params=["memtable", "runs"])

@@ -111,7 +111,7 @@ class SeriesStory:
             return None
         if isinstance(op, AlterSeries):
             try:
-                spec = one.spec.changed(op.changes).check()
+                spec = one.spec.with_changes(op.changes).check()
                 spec.check_size(one.key)
             except InvalidRequestError:
                 return None

@@ -18,7 +18,7 @@ from timer.model.units import LogIndex, Seq, TopicId, UnixMs
 from timer.state import firing_trace
 from timer.state.firing_trace import Firing
 from timer.state.machine import Machine
-from timer.state.timer_story import Known, StoryReader, What
+from timer.state.timer_story import KnownTimer, StoryKind, StoryReader
 
 PORTION_BYTES: Final = 2 << 20
 """Bytes of the log that one turn reads."""
@@ -35,13 +35,13 @@ async def topic_of_ended(
     """Return the topic of an ended timer (one id). None: it is not known any more."""
     seq = Seq(int(timer.seq[0]))
     noted: list[Firing] = [*machine.trace.firings, *machine.trace.drops]
-    place = await in_thread(partial(firing_trace.find, noted, seq))
+    place = await in_thread(partial(firing_trace.find_firing, noted, seq))
     if place is not None:
         found: TopicId = place.topic
         return found
     target, last = TimerKey(UnixMs(int(timer.due_ms[0])), seq), machine.applied_index
     marks = [*machine.trace.marks]
-    nothing = Known(pending=False, ended=True, fired=None, topic=None, key=b"")
+    nothing = KnownTimer(pending=False, ended=True, fired=None, topic=None, key=b"")
     story: StoryReader = await in_thread(partial(StoryReader, target, nothing, marks, frozenset()))
     for _ in range(PORTIONS_MAX):
         old = await in_thread(partial(_read_on, log, story, last))
@@ -49,7 +49,7 @@ async def topic_of_ended(
             return story.topic
         if old is not None:
             story = await in_thread(partial(StoryReader, old, nothing, marks, frozenset()))
-        elif story.begun or story.past or story.next > last:
+        elif story.begun or story.never_began or story.next > last:
             return None
     return None
 
@@ -61,9 +61,9 @@ def _read_on(log: HostLog, story: StoryReader, last: LogIndex) -> TimerKey | Non
     """
     story.skip_to(log.first_index)
     for entry in log.kept(story.next, last, PORTION_BYTES):
-        if story.begun or story.past or entry.index != story.next:
+        if story.begun or story.never_began or entry.index != story.next:
             break
         for event in story.feed(entry):
-            if event.what is What.RESCHEDULED_FROM and not story.topic:
+            if event.kind is StoryKind.RESCHEDULED_FROM and not story.topic:
                 return event.other
     return None

@@ -106,8 +106,10 @@ class CreationLimits:
         """
         producers = leader.machine.producers
         propose = functools.partial(leader.register, token, drawn, now)
-        new = None if producers.knows(token) else token
-        self._propose("producers", new, lambda _: producers.owned(owner_of(token)), propose, done)
+        new = None if producers.has_token(token) else token
+        self._propose(
+            "producers", new, lambda _: producers.count_of_owner(owner_of(token)), propose, done
+        )
 
     def topic(self, leader: Leader, name: str, now: Now, done: Done) -> None:
         """Create a topic for the present caller, if it does not exist; see Leader.

@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from timer.model import timer_id
 from timer.model.columns import encode_headers
 from timer.model.timer_errors import (
-    UNSHOWN,
+    HIDDEN,
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
@@ -62,7 +62,7 @@ def columns_of(request: pb.ScheduleTimerRequest) -> pb.ScheduleRequest:
         case _:
             if not (request.payload or request.key or request.headers):  # such as an empty message
                 limit = "give it, or one of due, delay, delay_level"
-                raise InvalidRequestError("payload", UNSHOWN, limit)
+                raise InvalidRequestError("payload", HIDDEN, limit)
             row.delay_ms.append(0)
     if key := request.key.encode():
         row.key_sizes.append(len(key))

@@ -151,7 +151,7 @@ class SeriesDesk:
                 lambda done: self._creations.series(leader, topic.topic_id, key, spec, now, done)
             )
             assert isinstance(applied, SeriesApplied)
-            if not isinstance(applied.refused, AlreadyExistsError):
+            if not isinstance(applied.refusal, AlreadyExistsError):
                 _check(applied, name)
                 return pb.CreateSeriesResponse(
                     series=self._series_message(leader.machine, applied.series)
@@ -274,7 +274,7 @@ class SeriesDesk:
 
     def _with_start(self, spec: SeriesSpec) -> SeriesSpec:
         """Return the definition of a series that is created now. The calendar is not asked."""
-        return spec.started(self._host.now().clock_ms).check()
+        return spec.with_start(self._host.now().clock_ms).check()
 
     def _check_calendar(self, spec: SeriesSpec) -> None:
         """Check the expression, zone and first time of a series that is created now."""
@@ -349,10 +349,10 @@ def _check_times(field: str, count: int) -> None:
 
 def _check(applied: SeriesApplied, topic: str) -> None:
     """Raise the reason for which a change of the series had no effect."""
-    if isinstance(applied.refused, TopicDeletedError):
+    if isinstance(applied.refusal, TopicDeletedError):
         raise TopicDeletedError(topic)
-    if applied.refused is not None:
-        raise applied.refused
+    if applied.refusal is not None:
+        raise applied.refusal
 
 
 async def _covered_topics(machine: Machine) -> list[TopicId] | None:

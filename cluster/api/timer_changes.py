@@ -1,7 +1,7 @@
 """Cancels and reschedules: by id, by key, by filter.
 
 A request with ids or keys becomes entries of bounded size, all appended at once. Timers of a
-reschedule that no entry took are returned as LEFT. The caller sends those again.
+reschedule that no entry took are returned as ENTRY_FULL. The caller sends those again.
 
     filter --> token --> page --> token --> page --> ... --> no token
 
@@ -26,12 +26,12 @@ from cluster.state.host import Host
 from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import RESCHEDULE_ROWS_MAX, Leader
-from timer.model.columns import U32, taken
+from timer.model.columns import U32, values_at
 from timer.model.timer_errors import EngineError, InvalidRequestError, OverloadedError
 from timer.state.apply_results import (
     ALREADY_CANCELLED,
     CANCELLED,
-    LEFT,
+    ENTRY_FULL,
     NOT_FOUND,
     RESCHEDULED,
     CancelApplied,
@@ -173,7 +173,7 @@ class TimerChanges:
             async def move(ids: Ids) -> tuple[int, bool]:
                 topics = np.full(len(ids), topic, np.uint32)
                 results, _ = await self._move(ids, topics, when)
-                return int(np.count_nonzero(results == RESCHEDULED)), LEFT not in results
+                return int(np.count_nonzero(results == RESCHEDULED)), ENTRY_FULL not in results
 
             count, token = await self._by_filter(request, context, move)
             return pb.RescheduleResponse(rescheduled=count, next_page_token=token)
@@ -219,7 +219,7 @@ class TimerChanges:
     ) -> tuple[_Results, Ids]:
         """Reschedule timers of `topics`; return the results and the new ids, one per target.
 
-        LEFT marks timers whose entry was refused or had no room for them; never all of them.
+        ENTRY_FULL marks timers whose entry was refused or had no room for them; never all of them.
 
         Args:
             targets: Ids or keys of n timers.
@@ -230,7 +230,7 @@ class TimerChanges:
             EngineError: every entry was refused, or the outcome of one is unknown.
         """
         n = len(targets)
-        results = np.full(n, LEFT, np.uint8)
+        results = np.full(n, ENTRY_FULL, np.uint8)
         due_ms, seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
         leader = self._host.require_leader()
         # Times that a policy refuses are refused before the first entry is appended.
@@ -337,4 +337,4 @@ def _raw(timers: Ids, salt: int) -> bytes:
 def _some(targets: Targets, places: npt.NDArray[np.intp]) -> Targets:
     if isinstance(targets, Ids):
         return Ids(targets.due_ms[places], targets.seq[places])
-    return Keys(targets.topic[places], taken(targets.key, places))
+    return Keys(targets.topic[places], values_at(targets.key, places))

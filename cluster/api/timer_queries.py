@@ -32,7 +32,7 @@ from timer.model import timer_id
 from timer.model.columns import U32, U64
 from timer.model.firing_order import Position
 from timer.model.timer_errors import (
-    UNSHOWN,
+    HIDDEN,
     InvalidRequestError,
     NotFoundError,
     StorageError,
@@ -116,9 +116,9 @@ class TimerQueries:
                 state=pb.TIMER_STATE_PENDING,
                 topic=topic.name,
                 timer=timer,
-                held=bool(machine.ledger.past(whole.rows)[0]),
+                held=bool(machine.ledger.is_past(whole.rows)[0]),
             )
-        state = STATES.get(int(machine.judge(target)[0]))
+        state = STATES.get(int(machine.outcomes_of(target)[0]))
         successor = b""
         if state in (None, pb.TIMER_STATE_CANCELLED):
             last = await self.visible_successors(await self.successors(machine, target.seq))
@@ -290,7 +290,7 @@ class TimerQueries:
         if request.HasField("filter"):
             return await self._count_of(leader, request)
         if request.page_token:
-            raise InvalidRequestError("page_token", UNSHOWN, "allowed only with a filter")
+            raise InvalidRequestError("page_token", HIDDEN, "allowed only with a filter")
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
         clock_ms = self._host.now().clock_ms
         until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]

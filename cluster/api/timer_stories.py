@@ -26,7 +26,7 @@ from timer.state import firing_trace
 from timer.state.apply_results import ALREADY_CANCELLED, DROPPED
 from timer.state.machine import Machine
 from timer.state.producers import name_of
-from timer.state.timer_story import Known, StoryEvent, StoryReader
+from timer.state.timer_story import KnownTimer, StoryEvent, StoryReader
 from timerclient.proto import timer_pb2 as pb
 
 PORTION_BYTES: Final = 2 << 20
@@ -83,20 +83,22 @@ class Stories:
     ) -> tuple[StoryReader, pb.TimerState.ValueType]:
         row, firings, marks = whole.rows[0], [*machine.trace.firings], [*machine.trace.marks]
         key = TimerKey(UnixMs(int(target.due_ms[0])), Seq(int(target.seq[0])))
-        pending, judged = bool(row["seq"]), int(machine.judge(target)[0])
-        fired = await self._queries.in_thread(partial(firing_trace.find, firings, key.seq))
+        pending, judged = bool(row["seq"]), int(machine.outcomes_of(target)[0])
+        fired = await self._queries.in_thread(partial(firing_trace.find_firing, firings, key.seq))
         topic = fired.topic if fired is not None else None
         if pending:
             topic = TopicId(int(row["topic"]))
         dropped = None
         if judged == DROPPED and not pending:
             drops = [*machine.trace.drops]
-            dropped = await self._queries.in_thread(partial(firing_trace.find, drops, key.seq))
+            dropped = await self._queries.in_thread(
+                partial(firing_trace.find_firing, drops, key.seq)
+            )
             topic = dropped.topic if dropped is not None else None
         ended = judged == ALREADY_CANCELLED or (judged == DROPPED and dropped is None)
         gone = topic is not None and topic not in machine.topics
         there = machine.topics.get(topic) if topic is not None else None
-        known = Known(pending, ended, fired, topic, b"", dropped and dropped.entry, gone)
+        known = KnownTimer(pending, ended, fired, topic, b"", dropped and dropped.entry, gone)
         groups = frozenset[GroupId]()
         if fired is not None and there is not None:
             groups = frozenset(there.group_by_id)
@@ -134,7 +136,7 @@ class Stories:
         topic = machine.topics.get(event.topic)
         group = topic.group_by_id.get(event.group) if topic is not None else None
         out = pb.StoryEvent(
-            what=event.what,  # type: ignore[arg-type] # the numbers are the API's
+            what=event.kind,  # type: ignore[arg-type] # the numbers are the API's
             index=event.entry.index,
             time_ms=event.entry.time_ms,
             epoch=event.entry.epoch,

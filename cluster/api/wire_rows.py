@@ -36,7 +36,7 @@ from timer.model.columns import (
 )
 from timer.model.feature_level import LEVEL_OF_TRAITS
 from timer.model.row_traits import PRIORITY_DEFAULT, PRIORITY_MAX, Traits
-from timer.model.timer_errors import UNSHOWN, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, InvalidRequestError
 from timer.model.units import DUE_MS_MAX, Now, ProducerId, TopicId, UnixMs
 from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
@@ -389,7 +389,7 @@ def _check_keyed(mode: int, key: Binary) -> None:
     """Check that each row has a key, except with REJECT."""
     if mode != OnConflict.REJECT and not key.sizes.all():
         limit = f"must be given with on_conflict = {OnConflict(mode).name.lower()}"
-        raise InvalidRequestError("key", UNSHOWN, limit, row=int(key.sizes.argmin()))
+        raise InvalidRequestError("key", HIDDEN, limit, row=int(key.sizes.argmin()))
 
 
 def checked_keys(sizes: Sequence[int], blob: bytes, rows: int, bytes_max: int) -> Binary:

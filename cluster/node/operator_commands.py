@@ -12,7 +12,7 @@ from cluster.observe.node_view import NodeState
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.model.timer_errors import (
-    UNSHOWN,
+    HIDDEN,
     AlreadyExistsError,
     CommitTimeoutError,
     InvalidRequestError,
@@ -103,7 +103,7 @@ class OperatorCommands:
         """
         voters = self._replica.voters
         if not target and len(voters) == 1:  # a retry would change nothing
-            raise InvalidRequestError("target", UNSHOWN, "there is no other voter")
+            raise InvalidRequestError("target", HIDDEN, "there is no other voter")
         named = (each for each in voters if self._view.name_of(each) == target)
         replica_id = next(named, None) if target else None
         if target and replica_id is None:

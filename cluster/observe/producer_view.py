@@ -24,7 +24,7 @@ def page_of(
     if size > PAGE_SIZE_MAX:
         raise InvalidRequestError("page_size", size, f"must be at most {PAGE_SIZE_MAX}")
     if request.producer:
-        status = _status(request.producer, known.named(request.producer), idle_ms)
+        status = _status(request.producer, known.by_name(request.producer), idle_ms)
         return pb.ListProducersResponse(producers=[status], count=len(known))
     found = known.page(request.after, size + 1)
     more = len(found) > size

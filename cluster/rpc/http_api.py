@@ -41,7 +41,7 @@ from cluster.rpc.route_forms import FORMS
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
 from cluster.rpc.timer_stream import KEY_SIZE_MAX, TimerLines
 from timer.model.timer_errors import (
-    UNSHOWN,
+    HIDDEN,
     CommitTimeoutError,
     EngineError,
     InvalidRequestError,
@@ -324,7 +324,7 @@ def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:
     if IDEMPOTENCY_KEY not in request.headers:
         return {}
     if form is None or not form.takes_request_id:
-        raise InvalidRequestError(IDEMPOTENCY_KEY, UNSHOWN, "only new timers take it")
+        raise InvalidRequestError(IDEMPOTENCY_KEY, HIDDEN, "only new timers take it")
     return {"request_id": _key_of(request, REQUEST_ID_SIZE_MAX)}
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Final, TypeVar
 
-from timer.model.timer_errors import UNSHOWN, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 from timerclient.rows import rows
 
@@ -36,7 +36,7 @@ _MS: Final = timedelta(milliseconds=1)
 def field_error(field: str, value: object, limit: str) -> InvalidRequestError:
     """Return the error of a field. A long value is cut."""
     if value is None:
-        value = UNSHOWN
+        value = HIDDEN
     elif isinstance(value, dict | list):
         value = f"{'object' if isinstance(value, dict) else 'list'} of {len(value)}"
     elif isinstance(value, str) and len(value) > SHOWN_MAX:
@@ -58,7 +58,7 @@ def check_known(fields: Iterable[str], known: Iterable[str], where: str = "") ->
             near = difflib.get_close_matches(name[:SHOWN_MAX], known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ";"
             limit = f"is not known{hint} known: {', '.join(known) or 'none'}"
-            raise InvalidRequestError(f"{where}{name[:SHOWN_MAX]}", UNSHOWN, limit)
+            raise InvalidRequestError(f"{where}{name[:SHOWN_MAX]}", HIDDEN, limit)
 
 
 def text(fields: Fields, name: str, default: str = "") -> str:

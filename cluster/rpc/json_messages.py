@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 
 from cluster.rpc.json_fields import Fields, check_known, field_error, flag, text, whole_number
-from timer.model.timer_errors import UNSHOWN
+from timer.model.timer_errors import HIDDEN
 from timerclient.rows.enum_names import short_names
 
 _RANGE: Final = {
@@ -51,7 +51,7 @@ def check_message(
         names = [field.name for field in group.fields]
         if len(given.intersection(names)) > 1:
             raise field_error(
-                f"{where}{group.name}", UNSHOWN, f"give only one of {', '.join(names)}"
+                f"{where}{group.name}", HIDDEN, f"give only one of {', '.join(names)}"
             )
 
 

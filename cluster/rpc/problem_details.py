@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.schemas import FLAG, TEXT, WHOLE, nullable, object_schema, words
-from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name, short_names
 
@@ -155,7 +155,7 @@ class ProblemProtocol(RequestHandler):
             answer.force_close()
             return answer
         why = (message or "").partition("\n")[0].partition(": b")[0][:200]
-        error = InvalidRequestError("request", UNSHOWN, f"must be HTTP/1.1: {why}")
+        error = InvalidRequestError("request", HIDDEN, f"must be HTTP/1.1: {why}")
         answer = problem_of(error)
         answer.force_close()
         return answer

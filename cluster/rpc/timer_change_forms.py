@@ -35,7 +35,7 @@ from cluster.rpc.schemas import (
 from cluster.rpc.timer_rows import TIME_SCHEMA, TIMES, way_of
 from timer.leader.leader import CANCEL_ROWS_MAX, KEYS_MAX
 from timer.model import timer_id
-from timer.model.timer_errors import UNSHOWN, InvalidRequestError, NotFoundError, NotReadyError
+from timer.model.timer_errors import HIDDEN, InvalidRequestError, NotFoundError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers
 from timerclient.rows.rows import BOUND_LIMIT, DUE_MS_MIN, Way
@@ -144,7 +144,7 @@ def _time(fields: Fields) -> tuple[Way, int]:
     way = way_of(fields)
     if way is None:
         limit = f"give one of {', '.join(TIMES)}; a delay of 0: at once"
-        raise InvalidRequestError("delay", UNSHOWN, limit)
+        raise InvalidRequestError("delay", HIDDEN, limit)
     return way
 
 
@@ -214,7 +214,7 @@ def _targets_and_times(
     for at, (_, way, _) in enumerate(moves):
         if way != first:
             limit = f"must be {field_of_one(first)}, as in timers[0]: give all times in one way"
-            raise InvalidRequestError(f"timers[{at}].{field_of_one(way)}", UNSHOWN, limit)
+            raise InvalidRequestError(f"timers[{at}].{field_of_one(way)}", HIDDEN, limit)
     return [target for target, _, _ in moves], {first: [value for _, _, value in moves]}
 
 

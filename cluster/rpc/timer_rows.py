@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from cluster.rpc import json_fields
 from cluster.rpc.json_fields import SHOWN_MAX, Fields, field_error, utf8
 from cluster.rpc.schemas import HEADERS, MOMENT, MS, SPAN, TEXT, WHOLE, Schema, nullable, words
-from timer.model.timer_errors import UNSHOWN, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
     DUE_LIMIT,
@@ -88,10 +88,10 @@ def row_of(fields: Fields) -> TimerRow:
     priority = json_fields.whole_number(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
     if payload is None and when is None:  # such as an empty body
         limit = f"give it, json or payload_base64, or one of {', '.join(TIMES)}"
-        raise field_error("payload", UNSHOWN, limit)
+        raise field_error("payload", HIDDEN, limit)
     if when is None and (null := next((name for name in TIMES if name in fields), None)):
         limit = "must not be null without another time; a delay of 0 means at once"
-        raise field_error(null, UNSHOWN, limit)  # such as an unset variable of a program
+        raise field_error(null, HIDDEN, limit)  # such as an unset variable of a program
     way, value = when or ("delay_ms", 0)
     return TimerRow(payload or b"", way, value, key, headers or b"", ordering_key, priority)
 
@@ -110,7 +110,7 @@ def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
     if not given and "json" in fields:
         given = ["json"]  # the value null
     if len(given) > 1:
-        raise field_error(given[0], UNSHOWN, f"give it or {given[1]}, not both")
+        raise field_error(given[0], HIDDEN, f"give it or {given[1]}, not both")
     if given:
         payload = _PAYLOAD_OF[given[0]](fields[given[0]])
         if given[0] == "json":
@@ -159,7 +159,7 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
     if not given:
         return None
     if len(given) > 1:
-        raise field_error(given[0], UNSHOWN, f"give only one of {', '.join(given)}")
+        raise field_error(given[0], HIDDEN, f"give only one of {', '.join(given)}")
     if given[0] == "delay":
         return "delay_ms", json_fields.span_ms(fields, "delay") or 0
     if given[0] == "delay_level":
@@ -197,7 +197,7 @@ def request_of(
     for at, row in enumerate(rows if mode else ()):
         if not row.key:
             limit = f"must be given with on_conflict = {fields['on_conflict']}"
-            raise InvalidRequestError(place.format(at=at, name="key"), UNSHOWN, limit)
+            raise InvalidRequestError(place.format(at=at, name="key"), HIDDEN, limit)
     request = pb.ScheduleRequest(
         on_conflict=mode,  # type: ignore[arg-type]
         request_id=fields.get("request_id", ""),

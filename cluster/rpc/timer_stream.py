@@ -24,7 +24,7 @@ from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, BodyReader, parse_object
 from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
-from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.same_fields import as_type
 
@@ -209,7 +209,7 @@ class TimerLines:
 
 def _check_size(line: bytearray) -> None:
     if len(line) > LINE_BYTES_MAX:  # its whole size is not known
-        raise InvalidRequestError("line", UNSHOWN, f"must have at most {LINE_BYTES_MAX} bytes")
+        raise InvalidRequestError("line", HIDDEN, f"must have at most {LINE_BYTES_MAX} bytes")
 
 
 def _internal() -> pb.Error:

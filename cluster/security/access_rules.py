@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from cluster.security.caller_limits import CallerLimits
 from cluster.security.identities import CallerIdentity
-from timer.model.timer_errors import UNSHOWN, ConfigError
+from timer.model.timer_errors import HIDDEN, ConfigError
 
 RULES_MAX: Final = 1_000
 IDENTITIES_MAX: Final = 16_384
@@ -192,14 +192,14 @@ def parse_rules(text: str) -> AccessRules:
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError("access", UNSHOWN, f"must be TOML: {error}") from None
+        raise ConfigError("access", HIDDEN, f"must be TOML: {error}") from None
     rules = tables.pop("rule", [])
     if tables:
         raise ConfigError("access", sorted(tables)[0], "unknown: the file has [[rule]] only")
     if not isinstance(rules, list) or len(rules) > RULES_MAX:
-        raise ConfigError("access.rule", UNSHOWN, f"must be at most {RULES_MAX} tables [[rule]]")
+        raise ConfigError("access.rule", HIDDEN, f"must be at most {RULES_MAX} tables [[rule]]")
     if not rules:  # as in a file that is being written
-        raise ConfigError("access.rule", UNSHOWN, "must be at least one table [[rule]]")
+        raise ConfigError("access.rule", HIDDEN, "must be at least one table [[rule]]")
     return AccessRules(tuple(_rule(f"access.rule {n}", each) for n, each in enumerate(rules, 1)))
 
 
@@ -212,7 +212,7 @@ def _rule(key: str, table: Any) -> AccessRule:
         raise ConfigError(key, sorted(unknown)[0], limit)
     for name in ("who", "may"):
         if not table.get(name):
-            raise ConfigError(f"{key}: {name}", UNSHOWN, "must be set")
+            raise ConfigError(f"{key}: {name}", HIDDEN, "must be set")
     limits = CallerLimits.of(key, table.pop("rate", {}), table.pop("most", {}))
     for name, values in table.items():
         _check_texts(f"{key}: {name}", values)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.settings.names import NAME, NAME_RULE
-from timer.model.timer_errors import UNSHOWN, ConfigError, TokenRejectedError
+from timer.model.timer_errors import HIDDEN, ConfigError, TokenRejectedError
 
 TOKENS_MAX: Final = 1_000
 TOKEN_CHARS_MAX: Final = 256
@@ -106,34 +106,34 @@ def parse_tokens(text: str) -> TokenHashes:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         where = str(error).rpartition("(at ")[2].rstrip(")")  # the rest may repeat a value
-        raise ConfigError("tokens", UNSHOWN, f"must be TOML: {where}") from None
+        raise ConfigError("tokens", HIDDEN, f"must be TOML: {where}") from None
     tokens = tables.pop("token", None)
     if tables:
-        raise ConfigError("tokens", UNSHOWN, "the file must have [[token]] only")
+        raise ConfigError("tokens", HIDDEN, "the file must have [[token]] only")
     if not isinstance(tokens, list) or len(tokens) > TOKENS_MAX:
         limit = f"must be at most {TOKENS_MAX} tables [[token]]; without any: token = []"
-        raise ConfigError("tokens.token", UNSHOWN, limit)
+        raise ConfigError("tokens.token", HIDDEN, limit)
     found = [_token(f"tokens.token {n}", each) for n, each in enumerate(tokens, 1)]
     if len({each.sha256 for each in found}) < len(found):
-        raise ConfigError("tokens.token", UNSHOWN, "no two tokens may have the same sha256")
+        raise ConfigError("tokens.token", HIDDEN, "no two tokens may have the same sha256")
     return TokenHashes(found)
 
 
 def _token(key: str, table: Any) -> TokenHash:
     if not isinstance(table, dict) or sorted(table) != sorted(_KEYS):
-        raise ConfigError(key, UNSHOWN, f"must be a table [[token]] with {', '.join(_KEYS)}")
+        raise ConfigError(key, HIDDEN, f"must be a table [[token]] with {', '.join(_KEYS)}")
     name, sha256, expires = (table[each] for each in _KEYS)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigError(f"{key}: name", UNSHOWN, f"must be {NAME_RULE}")
+        raise ConfigError(f"{key}: name", HIDDEN, f"must be {NAME_RULE}")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         limit = "must be 64 hexadecimal digits in lower case: the hash, not the token"
-        raise ConfigError(f"{key}: sha256", UNSHOWN, limit)
+        raise ConfigError(f"{key}: sha256", HIDDEN, limit)
     if not isinstance(expires, datetime.datetime) or expires.utcoffset() is None:
         raise ConfigError(
             f"{key}: expires",
-            UNSHOWN,
+            HIDDEN,
             "must be a time with its offset, such as 2027-01-31T00:00:00Z",
         )
     if not 0 <= expires.timestamp() < EXPIRES_S_MAX:
-        raise ConfigError(f"{key}: expires", UNSHOWN, "must be a time in the years 1970 to 9998")
+        raise ConfigError(f"{key}: expires", HIDDEN, "must be a time in the years 1970 to 9998")
     return TokenHash(name, bytes.fromhex(sha256), expires.timestamp())

@@ -29,7 +29,7 @@ from replication.core.replication_config import ReplicationConfig
 from timer.entries.entry_frame import HEADER_SIZE, PAYLOAD_SIZE_MAX
 from timer.model.columns import ROW
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
-from timer.model.timer_errors import UNSHOWN, ConfigError
+from timer.model.timer_errors import HIDDEN, ConfigError
 from timer.model.units import DUE_MS_MAX
 
 KIB: Final = 1 << 10
@@ -681,7 +681,7 @@ def build_config(*sources: Mapping[str, object]) -> NodeConfig:
     settings |= tables
     for needed in ("name", "cluster_id", "data"):
         if needed not in settings:
-            raise ConfigError(needed, UNSHOWN, "must be set")
+            raise ConfigError(needed, HIDDEN, "must be set")
     return _assemble(NodeConfig, settings)
 
 

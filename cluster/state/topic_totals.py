@@ -45,7 +45,7 @@ class Totals:
     def unacked_topics(self) -> list[TopicId]:
         """Return the topics with messages that at least one group has not acknowledged."""
         self._ready.of(self._machine.topics)
-        return self._ready.positive()
+        return self._ready.positive_topics()
 
     def keep_up(self) -> bool:
         """Add some of the changed topics now if they are many; return whether many are left."""

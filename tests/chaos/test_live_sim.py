@@ -34,7 +34,7 @@ class Heard:
         self.entries: list[Entry] = []
         self.given: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
         """Index -> seq -> (topic, due_ms, queue offset) of the messages that fired there."""
-        noted, fired = PromiseBook.on_commit, Trace.fired
+        noted, fired = PromiseBook.on_commit, Trace.add_fired
 
         def on_commit(book: PromiseBook, item: Entry, true_ms: int | None) -> None:
             if item.index == len(self.entries) + 1:
@@ -48,7 +48,7 @@ class Heard:
             fired(trace, index, topic, first, rows)
 
         monkeypatch.setattr(PromiseBook, "on_commit", on_commit)
-        monkeypatch.setattr(Trace, "fired", on_fired)
+        monkeypatch.setattr(Trace, "add_fired", on_fired)
         # A group of the world stands for the witness's: the messages from its start on must come.
         monkeypatch.setattr(judge, "WITNESS_GROUP", GROUPS[0])
 

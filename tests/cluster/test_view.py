@@ -575,7 +575,7 @@ def test_series_that_makes_up_for_missed_times_is_a_warning() -> None:
     table.add(TopicId(1), b"a minute behind", all_, late)
     assert [*node._warnings()] == ["a series with misfire=fire_all is 59 s behind its times"]
     planned = np.array([now_ms - 10_000])
-    table.begin(np.array([2]), np.array([1], np.uint64), planned, planned)
+    table.begin_occurrences(np.array([2]), np.array([1], np.uint64), planned, planned)
     assert [*node._warnings()] == []
 
 

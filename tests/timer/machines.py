@@ -428,7 +428,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         ],
         "policies": dict(machine.policies),
         "successors": [[column.tolist() for column in each] for each in machine.successors.links],
-        "held": (machine.store.held, machine.swept),
+        "held": (machine.store.held, machine.sweep_position),
         "producers": [
             (
                 producer_id,

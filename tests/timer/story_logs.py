@@ -7,7 +7,7 @@ from timer.model.timer_id import TimerKey
 from timer.model.units import GroupId, LogIndex, Seq, UnixMs
 from timer.state import firing_trace
 from timer.state.machine import Machine
-from timer.state.timer_story import Known, StoryEvent, StoryReader
+from timer.state.timer_story import KnownTimer, StoryEvent, StoryReader
 
 DUE = START_MS + 1_000
 
@@ -29,15 +29,17 @@ class Told:
         return entries[-1].index
 
     def story(
-        self, due_ms: int, seq: int, *, first: int = 1, known: Known | None = None
+        self, due_ms: int, seq: int, *, first: int = 1, known: KnownTimer | None = None
     ) -> list[StoryEvent]:
         machine, target = self.machine, TimerKey(UnixMs(due_ms), Seq(seq))
-        fired = firing_trace.find(machine.trace.firings, target.seq)
+        fired = firing_trace.find_firing(machine.trace.firings, target.seq)
         row = machine.store.read(ids_of([target]).due_ms, ids_of([target]).seq, 0)[0].rows[0]
-        state = int(machine.judge(ids_of([target]))[0])
+        state = int(machine.outcomes_of(ids_of([target]))[0])
         if known is None:
             ended = state == 2
-            known = Known(pending=bool(row["seq"]), ended=ended, fired=fired, topic=None, key=b"")
+            known = KnownTimer(
+                pending=bool(row["seq"]), ended=ended, fired=fired, topic=None, key=b""
+            )
         groups = frozenset[GroupId]()
         if fired is not None:
             groups = frozenset(machine.topics[fired.topic].group_by_id)

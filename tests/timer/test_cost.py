@@ -171,7 +171,7 @@ def test_a_checkpoint_finds_little_left_to_do_of_topics_that_changed_just_before
     log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)]))
     catch_up(engine, log)
     hashed = 0
-    look = TopicSum._look
+    look = TopicSum._update
 
     def counted(self: TopicSum, *args: Any) -> None:
         nonlocal hashed
@@ -179,7 +179,7 @@ def test_a_checkpoint_finds_little_left_to_do_of_topics_that_changed_just_before
         look(self, *args)
 
     log.checkpoint()
-    with mock.patch.object(TopicSum, "_look", counted):
+    with mock.patch.object(TopicSum, "_update", counted):
         catch_up(engine, log)
     assert hashed <= 2 * MANY
 
@@ -216,7 +216,7 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     engine, log = begun(topics)
     log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)]))
     catch_up(engine, log)
-    counted = (Pauses, "_follow"), (Topic, "set_retention")
+    counted = (Pauses, "_apply_policy"), (Topic, "set_retention")
     pause = log.policy(Scope(""), paused=True, retention_ms=1)
     counts = portions_of(engine, pause, *counted)
     assert max(counts) == MANY
@@ -224,9 +224,9 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     log.fire(DUE)
     catch_up(engine, log)
     assert engine.machine.held == topics
-    engine.machine.pauses.apart_max = 0  # all take part in one sweep
+    engine.machine.pauses.search_rows_max = 0  # all take part in one sweep
     resume = log.policy(Scope(""), catch_up=DROP)
-    assert max(portions_of(engine, resume, (Pauses, "_note"))) == MANY
+    assert max(portions_of(engine, resume, (Pauses, "_register"))) == MANY
     assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
@@ -239,7 +239,7 @@ def test_each_fire_releases_timers_of_so_many_resumed_topics(catch_up_by: str) -
     log.policy(Scope(""), paused=True)
     log.fire(DUE)
     catch_up(engine, log)
-    engine.machine.pauses.apart_max = 0  # all take part in one sweep
+    engine.machine.pauses.search_rows_max = 0  # all take part in one sweep
     log.policy(Scope(""), paused=False, catch_up=catch_up_by)
     catch_up(engine, log)
     counts = list[int]()

@@ -46,7 +46,7 @@ from timer.state.apply_results import (
     DeleteTopicApplied,
     Repeated,
 )
-from timer.state.timer_story import Known, StoryReader, What
+from timer.state.timer_story import KnownTimer, StoryKind, StoryReader
 
 DUE = START_MS + 1_000
 HOUR = 3_600_000
@@ -242,9 +242,9 @@ def test_what_names_a_deleted_topic_later_finds_nobody_and_changes_nothing() -> 
     ops = [log.op(Op.ACK, 1, 1, [0]), log.alter(1, 1, lease_ms=5), log.create_group(1, "new")]
     ops += [log.op(op, 1, 1, [0]) for op in (Op.SEEK, Op.RESERVE, Op.ENDED, Op.RECALL)]
     for op in (*ops, log.op(Op.DELETE, 1, 1, []), log.nack(1, 1, [0], DUE)):
-        assert answer_of(machine.apply(op)) == ["NobodyApplied"]
+        assert answer_of(machine.apply(op)) == ["NoEffectApplied"]
     seq = machine.next_seq
-    assert answer_of(machine.apply(log.move(1, 1, [0, 1], "dead", "g"))) == ["NobodyApplied"]
+    assert answer_of(machine.apply(log.move(1, 1, [0, 1], "dead", "g"))) == ["NoEffectApplied"]
     assert machine.next_seq == seq + 2, "what a seq is, the log alone tells"
     assert [*machine.topics] == [2]
     machine.apply(log.policy(Scope("", TopicId(1)), tick_ms=7))
@@ -432,14 +432,14 @@ def test_story_tells_what_ended_with_its_topic(fires: bool) -> None:
     machine.apply(log.delete_topic(1))
     machine.apply(log.fire(DUE + 1))
     [*firings] = machine.trace.firings
-    place = firing_trace.find(firings, Seq(1))
-    known = Known(pending=False, ended=False, fired=place, topic=None, key=b"", deleted=fires)
+    place = firing_trace.find_firing(firings, Seq(1))
+    known = KnownTimer(pending=False, ended=False, fired=place, topic=None, key=b"", deleted=fires)
     target = TimerKey(UnixMs(DUE), Seq(1))
     story = StoryReader(target, known, [*machine.trace.marks], frozenset[GroupId]())
     events = []
     while not story.over:
         events += story.feed(log.entries[story.next - 1])
-    told = [event.what for event in events]
-    assert told == [What.SCHEDULED] + [What.FIRED] * fires + [What.TOPIC_DELETED]
+    told = [event.kind for event in events]
+    assert told == [StoryKind.SCHEDULED] + [StoryKind.FIRED] * fires + [StoryKind.TOPIC_DELETED]
     assert story.dropped is not fires
     assert decode_topic(log.entries[-2].payload) == DeleteTopic(TopicId(1))

@@ -56,7 +56,7 @@ class Deleting(World):
             log.op(Op.ACK, topic, 1, offsets),
             log.nack(topic, 1, offsets, log.now_ms),
         ):
-            assert self.apply(entry) == ["NobodyApplied"]
+            assert self.apply(entry) == ["NoEffectApplied"]
         for machine in (self.leader, self.follower):
             rows = machine.store.find_keys(*_named(topic))
             assert not rows["seq"].any()

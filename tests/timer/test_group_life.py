@@ -16,7 +16,7 @@ from timer.state.apply_results import (
     DeleteApplied,
     GroupApplied,
     MoveApplied,
-    NobodyApplied,
+    NoEffectApplied,
     SeekApplied,
 )
 from timer.state.machine import Machine
@@ -274,7 +274,7 @@ def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
     for op, of in ((Op.ACK, 1), (Op.ENDED, 1), (Op.RECALL, 2), (Op.RESERVE, 2), (Op.SEEK, 2)):
         applied = machine.apply(log.op(op, 1, of, [1]))
         assert isinstance(applied, GroupApplied)
-        assert isinstance(applied.results[0], NobodyApplied)
+        assert isinstance(applied.results[0], NoEffectApplied)
     assert isinstance(machine.apply(log.nack(1, 2, [1], 9)), GroupApplied)
     assert isinstance(machine.apply(log.alter(1, 1, max_attempts=1)), GroupApplied)
     assert (group.group_id, group.cursor, group.acked_count, group.settings.max_attempts) == (

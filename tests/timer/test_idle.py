@@ -70,7 +70,7 @@ def test_checkpoint_hashes_of_a_topic_the_groups_that_changed() -> None:
 def test_readers_of_changes_keep_no_memory_of_a_crowd_that_changed_once() -> None:
     engine, _ = crowd(8 * MANY)
     machine = engine.machine
-    for changed in (machine._hashes.changed, machine._retention._changed, machine._moved):
+    for changed in (machine._hashes.changed, machine._retention._changed, machine._changed_topics):
         assert sys.getsizeof(changed) == sys.getsizeof(set())
 
 

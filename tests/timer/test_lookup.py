@@ -46,7 +46,7 @@ from timer.state import machine as machine_module
 from timer.state.apply_results import (
     ALREADY_CANCELLED,
     CANCELLED,
-    LEFT,
+    ENTRY_FULL,
     NOT_FOUND,
     RESCHEDULED,
     RescheduleApplied,
@@ -118,7 +118,10 @@ def test_reschedule_leaves_what_is_beyond_its_bytes_but_never_all(
     monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
     log, _, engine = filled(where)
     targets = [(FAR, 1), (FAR + 1, 2), (FAR + 2, 3)]
-    for expected in ([RESCHEDULED, LEFT, LEFT], [ALREADY_CANCELLED, RESCHEDULED, LEFT]):
+    for expected in (
+        [RESCHEDULED, ENTRY_FULL, ENTRY_FULL],
+        [ALREADY_CANCELLED, RESCHEDULED, ENTRY_FULL],
+    ):
         entry = log.reschedule(ids_of(targets), [FAR + 50] * 3)
         assert answer_of(engine.machine.apply(entry))[0] == expected
     assert engine.machine.counts.pending == 3

@@ -354,8 +354,8 @@ def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(
     together, apart_max = draw.choice([1, 16]), draw.choice([0, 5, 1 << 18, 1 << 18])
     apart_bytes = draw.choice([4, 64 << 20, 64 << 20])
     monkeypatch.setattr(pauses, "SWEEP_TOPICS", together)
-    monkeypatch.setattr(pauses, "APART_BYTES", apart_bytes)
-    monkeypatch.setattr(pauses, "APART_MAX", apart_max)
+    monkeypatch.setattr(pauses, "SEARCH_BYTES_MAX", apart_bytes)
+    monkeypatch.setattr(pauses, "SEARCH_ROWS_MAX", apart_max)
     world = PausingWorld()
     world.model.together, world.model.apart_max = together, apart_max
     world.model.apart_bytes, world.model.bounded = apart_bytes, draw.choice([False, True])
@@ -432,7 +432,7 @@ def test_overdue_timers_follow_catch_up_and_others_fire(
     assert paused.fired() == fires
     topic = paused.machine.topics[TopicId(1)]
     assert topic.counts.dropped == paused.machine.counts.dropped == drops
-    assert (topic.held, topic.release, paused.machine.swept) == (0, None, None)
+    assert (topic.held, topic.release, paused.machine.sweep_position) == (0, None, None)
     told = {10 * n: result for n, result in zip((1, 3, 2, 9), paused.cancel(*timers), strict=True)}
     assert {due for due, result in told.items() if result == ALREADY_FIRED} == {*fires}
     assert {*told.values()} <= {ALREADY_FIRED, DROPPED}
@@ -440,7 +440,9 @@ def test_overdue_timers_follow_catch_up_and_others_fire(
 
 def test_the_latest_that_is_cancelled_before_its_turn_fires_nothing() -> None:
     paused = Paused()
-    paused.machine.pauses.apart_max = 0  # so that what another topic holds keeps the sweep busy
+    paused.machine.pauses.search_rows_max = (
+        0  # so that what another topic holds keeps the sweep busy
+    )
     timers = paused.schedule(10, 20)
     paused.schedule(15, topic=2)
     paused.say(Scope("", TopicId(2)), paused=True)

@@ -47,7 +47,7 @@ def refused(
     producers: Producers, producer_id: int, sequence: int, body: int = 0
 ) -> type[EngineError] | None:
     try:
-        producers.repeated(ProducerId(producer_id), sequence, body)
+        producers.stored_answer(ProducerId(producer_id), sequence, body)
     except EngineError as error:
         return type(error)
     return None
@@ -63,7 +63,7 @@ def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer
     given_: dict[int, RequestAnswer] = {}
     for sequence in sequences:
         if sequence == len(given_) + 1:
-            assert producers.repeated(me, sequence, 0) is None
+            assert producers.stored_answer(me, sequence, 0) is None
             given_[sequence] = answer(sequence)
             producers.accept(me, given_[sequence], UnixMs(2))
         elif sequence > len(given_):
@@ -71,7 +71,7 @@ def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer
         elif sequence == 0:
             assert refused(producers, me, sequence) is OutcomeForgottenError
         else:
-            assert producers.repeated(me, sequence, 0) is given_[sequence]
+            assert producers.stored_answer(me, sequence, 0) is given_[sequence]
         assert producers.last_sequence(me) == len(given_)
 
 
@@ -85,9 +85,9 @@ def test_id_is_the_one_that_was_drawn_unless_the_token_has_one_or_another_has_th
     names = sorted(name_of(ProducerId(each)) for each in (5, 1 << 62))
     assert [name for name, _ in producers.page(0, 9)] == names
     assert [name for name, _ in producers.page(names[0], 9)] == names[1:]
-    assert producers.named(name_of(ProducerId(5))).token == b"b"
+    assert producers.by_name(name_of(ProducerId(5))).token == b"b"
     with pytest.raises(UnknownProducerError):
-        producers.named(5)
+        producers.by_name(5)
 
 
 def test_sequence_with_another_body_is_no_repetition() -> None:
@@ -95,9 +95,9 @@ def test_sequence_with_another_body_is_no_repetition() -> None:
     me = registered(producers, b"a")
     one = replace(answer(1), body=77)
     producers.accept(me, one, UnixMs(1))
-    assert producers.repeated(me, 1, 77) is one
+    assert producers.stored_answer(me, 1, 77) is one
     with pytest.raises(InvalidRequestError, match="sequence = 1: was used by another request"):
-        producers.repeated(me, 1, 78)
+        producers.stored_answer(me, 1, 78)
 
 
 @pytest.mark.parametrize("producer_id", [0, 2])
@@ -119,7 +119,7 @@ def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
         OutcomeForgottenError,
         None,
     ]
-    oldest, newest = producers.repeated(me, 3, 0), producers.repeated(me, last, 0)
+    oldest, newest = producers.stored_answer(me, 3, 0), producers.stored_answer(me, last, 0)
     assert (oldest, newest) != (None, None)
     assert oldest is not None
     assert oldest.sequence == 3

@@ -161,16 +161,16 @@ def test_id_that_is_used_anew_is_remembered_for_its_new_time_alone() -> None:
         table.accept(named(b"%d" % number, until_ms=90), old, UnixMs(0))
     table.accept(named(b"again", until_ms=10), old, UnixMs(0))
     before = table.sum
-    assert table.repeated(named(b"again"), UnixMs(10)) is old, "the entry is being applied"
+    assert table.stored_answer(named(b"again"), UnixMs(10)) is old, "the entry is being applied"
     table.seal()
-    again = table.repeated(named(b"again"), UnixMs(10))
+    again = table.stored_answer(named(b"again"), UnixMs(10))
     assert again is not None
     assert again.pack() == old.pack()
-    assert table.repeated(named(b"again", until_ms=60), UnixMs(11)) is None
+    assert table.stored_answer(named(b"again", until_ms=60), UnixMs(11)) is None
     table.accept(named(b"again", until_ms=60), new, UnixMs(11))
     assert (len(table), table.rows) == (4, 3 * 3 + 1), "it is there once"
     assert table.sum != before
-    assert table.repeated(named(b"again"), UnixMs(60)) is new
+    assert table.stored_answer(named(b"again"), UnixMs(60)) is new
     table.expire(UnixMs(61))
     assert (len(table), table.rows) == (3, 9)
     table.expire(UnixMs(91))
@@ -187,7 +187,7 @@ def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
     assert len(table) == 3
     table.expire(UnixMs(25))
     assert len(table) == 1, "one that is remembered for longer holds up nobody behind it"
-    assert table.repeated(named(b"2"), UnixMs(25)) is None, "but counts no more"
+    assert table.stored_answer(named(b"2"), UnixMs(25)) is None, "but counts no more"
     table.expire(UnixMs(31))
     assert (len(table), table.rows, table.sum) == (0, 0, 0)
 
@@ -204,7 +204,7 @@ def test_pages_of_a_table_are_found_forgotten_and_lent(monkeypatch: pytest.Monke
     for number in range(8):
         accept(number, 40 if number == 2 else 10 + number, 0)
     for number in range(8):
-        found = table.repeated(named(b"%d" % number), UnixMs(10))
+        found = table.stored_answer(named(b"%d" % number), UnixMs(10))
         assert found is not None, number
         assert found.first_seq == number
     lent, packed = table.pack(), [*table.pack()]
@@ -217,7 +217,7 @@ def test_pages_of_a_table_are_found_forgotten_and_lent(monkeypatch: pytest.Monke
     again = RequestIds()
     again.restore(table.pack())
     assert (len(again), again.rows, again.sum) == (2, 2, table.sum)
-    assert again.repeated(named(b"2"), UnixMs(40)) is not None
+    assert again.stored_answer(named(b"2"), UnixMs(40)) is not None
 
 
 def test_pages_are_full_of_packed_records_and_none_is_empty(
@@ -230,7 +230,7 @@ def test_pages_are_full_of_packed_records_and_none_is_empty(
     table = it.machine.requests
     pages = table.pack().pages
     assert [len(page) for page in pages] == [3, 3, 1]
-    answers = [table.repeated(named(b"6"), UnixMs(START_MS)) for _ in range(2)]
+    answers = [table.stored_answer(named(b"6"), UnixMs(START_MS)) for _ in range(2)]
     assert answers[0] is not answers[1], "only packed records outlive their entry"
     table.expire(UnixMs(START_MS + 101), 4)
     assert [len(page) for page in table.pack().pages] == [2, 1], "four of them, over two pages"

@@ -113,7 +113,7 @@ def test_topic_that_waits_for_an_ack_is_not_looked_at_until_it_changes() -> None
     group = world.group("g")
     world.fire(2)
     world.checkpoint(HOUR_MS)
-    let_go = world.machine._retention.let_go
+    let_go = world.machine._retention.forget_due
     assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms + HOUR_MS))] == []
     world.ack(group, 1)
     assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms))] == [1]
@@ -129,7 +129,7 @@ def test_topic_whose_messages_all_went_once_lets_go_of_later_ones_in_their_time(
     world.fire()
     for _ in range(3):
         world.checkpoint(1_000)
-        let_go = world.machine._retention.let_go
+        let_go = world.machine._retention.forget_due
         assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms))] == []
     world.checkpoint(HOUR_MS)
     assert world.topic.queue.begin == 3

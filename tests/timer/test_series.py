@@ -303,7 +303,7 @@ def test_series_is_behind_by_its_oldest_missed_time_that_still_has_to_occur() ->
         table.add(TopicId(1), b"k", spec, UnixMs(last_ms))
         if planned_ms:
             due = np.array([due_ms or planned_ms])
-            table.begin(place, np.array([1], np.uint64), due, np.array([planned_ms]))
+            table.begin_occurrences(place, np.array([1], np.uint64), due, np.array([planned_ms]))
         if over:
             table.finish(place)
         return table.behind_ms(now_ms)
@@ -327,8 +327,8 @@ def test_series_is_behind_by_its_oldest_missed_time_that_still_has_to_occur() ->
     table = SeriesTable()
     table.add(TopicId(1), b"k", replace(all_, max_count=1), UnixMs(old_ms))
     one, past = np.array([1], np.uint64), np.array([old_ms])
-    table.begin(np.array([0]), one, past, past)
-    table.ended(one)
+    table.begin_occurrences(np.array([0]), one, past, past)
+    table.on_ended(one)
     assert table.behind_ms(now_ms) == 0, "as many as it may have"
 
 

@@ -61,7 +61,7 @@ def created(play: Play, spec: SeriesSpec = TEN_S, key: bytes = b"k") -> int:
     play.settle()
     applied = play.answers.pop("create")
     assert isinstance(applied, SeriesApplied)
-    assert applied.refused is None
+    assert applied.refusal is None
     return applied.series
 
 
@@ -201,7 +201,7 @@ def test_times_between_the_end_of_a_series_and_its_continuation_do_not_occur(lim
     play = playing()
     began = play.now.clock_ms
     ends = {"max_count": 2, "end_ms": began + 25_000}
-    series = created(play, TEN_S.changed({"misfire": Misfire.FIRE_ALL, limit: ends[limit]}))
+    series = created(play, TEN_S.with_changes({"misfire": Misfire.FIRE_ALL, limit: ends[limit]}))
     for _ in range(10):
         play.wait(10_000)
         play.settle()

@@ -13,11 +13,11 @@ from timer.model.columns import OnConflict, RequestId
 from timer.model.units import LogIndex, Seq, TopicId, UnixMs
 from timer.state import firing_trace
 from timer.state.firing_trace import FiringPlace, Trace
-from timer.state.timer_story import Known, StoryEvent, What
+from timer.state.timer_story import KnownTimer, StoryEvent, StoryKind
 
 
-def lines(events: Sequence[StoryEvent]) -> list[tuple[What, int]]:
-    return [(event.what, event.entry.index) for event in events]
+def lines(events: Sequence[StoryEvent]) -> list[tuple[StoryKind, int]]:
+    return [(event.kind, event.entry.index) for event in events]
 
 
 def test_story_from_schedule_to_the_acks_of_all_groups() -> None:
@@ -40,13 +40,13 @@ def test_story_from_schedule_to_the_acks_of_all_groups() -> None:
     it.do(log.op(Op.ACK, 1, 1, [0]), log.op(Op.ENDED, 1, 1, [1]))
     events = it.story(DUE, 3)
     assert lines(events) == [
-        (What.SCHEDULED, scheduled),
-        (What.FIRED, fired),
-        (What.NACKED, nacked),
-        (What.LEASE_ENDED, ended),
-        (What.NEW_LEADER, epoch),
-        (What.ACKED, acked),
-        (What.MOVED, moved),
+        (StoryKind.SCHEDULED, scheduled),
+        (StoryKind.FIRED, fired),
+        (StoryKind.NACKED, nacked),
+        (StoryKind.LEASE_ENDED, ended),
+        (StoryKind.NEW_LEADER, epoch),
+        (StoryKind.ACKED, acked),
+        (StoryKind.MOVED, moved),
     ]
     assert (events[0].producer, events[0].sequence, events[0].topic) == (1, 1, 1)
     assert events[0].requested_ms == DUE - 1
@@ -57,8 +57,8 @@ def test_story_from_schedule_to_the_acks_of_all_groups() -> None:
     assert it.read < 20, "what lies between its schedule and its firing is not read"
     dead = it.machine.trace.firings[-1]
     [began, fired_there] = it.story(int(it.machine.last_read_time_ms), int(dead.seqs[1]))[:2]
-    assert (began.what, began.topic, began.group, began.offset) == (What.MOVED_FROM, 1, 2, 1)
-    assert (fired_there.what, fired_there.topic) == (What.FIRED, dead.topic)
+    assert (began.kind, began.topic, began.group, began.offset) == (StoryKind.MOVED_FROM, 1, 2, 1)
+    assert (fired_there.kind, fired_there.topic) == (StoryKind.FIRED, dead.topic)
 
 
 def test_repeated_and_refused_parts_issue_no_seq_in_a_story_either() -> None:
@@ -93,27 +93,30 @@ def test_timers_that_ended_say_by_what_and_what_goes_on(by_key: bool, mode: OnCo
     cancel = log.cancel_keys([(2, b"k"), (1, b"k")]) if by_key else log.cancel([(DUE + 50, 6)])
     cancelled = it.do(cancel)
     events = it.story(DUE, 1)
-    assert lines(events) == [(What.SCHEDULED, begun), (What.REPLACED, replaced)]
+    assert lines(events) == [(StoryKind.SCHEDULED, begun), (StoryKind.REPLACED, replaced)]
     assert events[1].other == (DUE + 9, 5)
     events = it.story(DUE + 9, 5)
-    assert lines(events) == [(What.SCHEDULED, replaced), (What.RESCHEDULED, rescheduled)]
+    assert lines(events) == [(StoryKind.SCHEDULED, replaced), (StoryKind.RESCHEDULED, rescheduled)]
     assert events[1].other == (DUE + 50, 6)
     events = it.story(DUE + 50, 6)
-    assert events[0].what is What.RESCHEDULED_FROM
+    assert events[0].kind is StoryKind.RESCHEDULED_FROM
     assert events[0].other == (None if by_key else (DUE + 9, 5))
-    assert lines(events)[1:] == [(What.CANCELLED, cancelled)]
+    assert lines(events)[1:] == [(StoryKind.CANCELLED, cancelled)]
     if by_key:
-        assert lines(it.story(DUE, 2)) == [(What.SCHEDULED, begun), (What.CANCELLED, cancelled)]
+        assert lines(it.story(DUE, 2)) == [
+            (StoryKind.SCHEDULED, begun),
+            (StoryKind.CANCELLED, cancelled),
+        ]
     else:
-        assert lines(it.story(DUE, 2)) == [(What.SCHEDULED, begun)]
+        assert lines(it.story(DUE, 2)) == [(StoryKind.SCHEDULED, begun)]
 
 
 def test_timer_due_at_once_fires_at_the_entry_that_schedules_it() -> None:
     it = Told()
     it.do(it.log.fire(DUE))
     index = it.do(it.log.schedule(part_of([(1, DUE, b"x"), (1, DUE + 9, b"y")])))
-    assert lines(it.story(DUE, 1)) == [(What.SCHEDULED, index), (What.FIRED, index)]
-    assert lines(it.story(DUE + 9, 2)) == [(What.SCHEDULED, index)], "it is pending"
+    assert lines(it.story(DUE, 1)) == [(StoryKind.SCHEDULED, index), (StoryKind.FIRED, index)]
+    assert lines(it.story(DUE + 9, 2)) == [(StoryKind.SCHEDULED, index)], "it is pending"
 
 
 def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
@@ -122,11 +125,11 @@ def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
     it.do(log.schedule(part_of([(1, DUE, b"x")])), log.checkpoint())
     first = it.do(log.checkpoint())
     fired = it.do(log.fire(DUE))
-    assert lines(it.story(DUE, 1, first=first)) == [(What.FIRED, fired)]
+    assert lines(it.story(DUE, 1, first=first)) == [(StoryKind.FIRED, fired)]
     assert it.read == 1, "its beginning is not there, so the entry that fired it is the next"
-    unknown = Known(pending=False, ended=False, fired=None, topic=None, key=b"")
+    unknown = KnownTimer(pending=False, ended=False, fired=None, topic=None, key=b"")
     events = it.story(DUE, 1, first=first, known=unknown)
-    assert [(event.what, event.offset) for event in events] == [(What.FIRED, None)]
+    assert [(event.kind, event.offset) for event in events] == [(StoryKind.FIRED, None)]
     it.do(log.schedule(part_of([(1, DUE + 9, b"y")])), log.checkpoint())
     later = it.do(log.checkpoint())
     assert it.story(DUE + 9, 2, first=later) == []
@@ -134,7 +137,7 @@ def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
     assert it.story(DUE, 1, first=later) == []
     it.do(log.create_group(1, "g"), log.op(Op.RESERVE, 1, 1, [9]))
     acked = it.do(log.op(Op.ACK, 1, 1, [0]))
-    assert lines(it.story(DUE, 1, first=later)) == [(What.ACKED, acked)]
+    assert lines(it.story(DUE, 1, first=later)) == [(StoryKind.ACKED, acked)]
 
 
 def test_story_is_whole_if_the_log_begins_after_the_last_mark_and_before_the_timer() -> None:
@@ -143,11 +146,11 @@ def test_story_is_whole_if_the_log_begins_after_the_last_mark_and_before_the_tim
     it.do(log.schedule(part_of([(1, DUE, b"x")])), log.checkpoint())
     first = it.do(log.checkpoint())
     begun = it.do(log.schedule(part_of([(1, DUE + 9, b"y")])))
-    assert lines(it.story(DUE + 9, 2, first=first)) == [(What.SCHEDULED, begun)]
+    assert lines(it.story(DUE + 9, 2, first=first)) == [(StoryKind.SCHEDULED, begun)]
     fired = it.do(log.checkpoint(), log.fire(DUE + 9))
-    both = [(What.SCHEDULED, begun), (What.FIRED, fired)]
+    both = [(StoryKind.SCHEDULED, begun), (StoryKind.FIRED, fired)]
     assert lines(it.story(DUE + 9, 2, first=first)) == both
-    assert lines(it.story(DUE, 1, first=first)) == [(What.FIRED, fired)]
+    assert lines(it.story(DUE, 1, first=first)) == [(StoryKind.FIRED, fired)]
 
 
 # ---- notes of apply
@@ -167,17 +170,18 @@ def test_trace_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch
     kept, there = engine.machine.trace, engine_on(flush.disk, STATE).machine.trace
     assert there.marks == kept.marks
     assert [mark[:2] for mark in there.marks] == [(1, 1), (5, 2), (6, 3)]
-    assert [there.marks[1].refuses(part) for part in (0, 1, 7, 8)] == [True, False, False, False]
+    assert [there.marks[1].is_refused(part) for part in (0, 1, 7, 8)] == [True, False, False, False]
     for each in (kept, there):
-        assert firing_trace.find(each.firings, Seq(2)) == FiringPlace(LogIndex(7), TopicId(1), 1)  # type: ignore[arg-type]
-        assert firing_trace.find(each.firings, Seq(3)) is None
+        fired = FiringPlace(LogIndex(7), TopicId(1), 1)  # type: ignore[arg-type]
+        assert firing_trace.find_firing(each.firings, Seq(2)) == fired
+        assert firing_trace.find_firing(each.firings, Seq(3)) is None
     monkeypatch.setattr(firing_trace, "FIRED_ROWS_MAX", 5)
     small = Trace()
     rows = engine.machine.store.read(ids_of([(DUE, 1)] * 2).due_ms, ids_of([(DUE, 1)] * 2).seq, 0)[
         0
     ].rows
     for number in range(4):
-        small.fired(LogIndex(number), TopicId(1), number * 2, rows)  # type: ignore[arg-type]
+        small.add_fired(LogIndex(number), TopicId(1), number * 2, rows)  # type: ignore[arg-type]
     assert [firing.entry for firing in small.firings] == [2, 3]
 
 
@@ -190,8 +194,10 @@ def test_story_tells_in_which_group_a_message_expired_and_that_it_did_in_all_oth
     single = it.do(log.op(Op.EXPIRE, 1, 1, [1]))
     below = it.do(log.op(Op.EXPIRE_BELOW, 1, 0, [2]))
     it.do(log.op(Op.ACK, 1, 2, [1]))
-    events = [each for each in it.story(DUE, 2) if each.what not in (What.SCHEDULED, What.FIRED)]
-    assert [(each.what, each.entry.index, each.group) for each in events] == [
-        (What.EXPIRED, single, 1),
-        (What.EXPIRED, below, 0),
+    events = [
+        each for each in it.story(DUE, 2) if each.kind not in (StoryKind.SCHEDULED, StoryKind.FIRED)
+    ]
+    assert [(each.kind, each.entry.index, each.group) for each in events] == [
+        (StoryKind.EXPIRED, single, 1),
+        (StoryKind.EXPIRED, below, 0),
     ]

@@ -26,7 +26,7 @@ def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() ->
     paused.log.topic("c")
     for topic in (2, 3):
         paused.say(Scope("", TopicId(topic)), paused=True)
-    paused.machine.pauses.portion = 50
+    paused.machine.pauses.portion_rows = 50
     paused.schedule(*range(400), topic=2)
     paused.schedule(500, 510)
     paused.fire(600)
@@ -40,7 +40,7 @@ def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() ->
 
 def test_a_sweep_meets_the_rows_of_its_own_topics_alone() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 8
+    paused.machine.pauses.portion_rows = 8
     paused.schedule(*range(0, 40, 2))
     paused.schedule(*range(1, 40, 2), topic=2)
     paused.say(Scope("", TopicId(2)), paused=True)
@@ -59,7 +59,7 @@ def test_a_sweep_meets_the_rows_of_its_own_topics_alone() -> None:
 
 def test_a_topic_whose_last_overdue_timer_was_cancelled_is_in_the_next_digest() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 2
+    paused.machine.pauses.portion_rows = 2
     paused.schedule(5, 6)
     paused.fire(10)
     paused.catch_up()
@@ -125,8 +125,8 @@ def test_a_resume_costs_what_it_resumes_whatever_others_hold() -> None:
 
 def test_a_sweep_of_very_much_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 8
-    paused.machine.pauses.apart_max = 10
+    paused.machine.pauses.portion_rows = 8
+    paused.machine.pauses.search_rows_max = 10
     paused.schedule(*range(0, 40, 2))
     paused.schedule(*range(1, 40, 2), topic=2)
     paused.say(Scope("", TopicId(2)), paused=True)
@@ -142,8 +142,8 @@ def test_a_fire_does_not_read_all_that_others_hold_where_that_is_many_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 100
-    paused.machine.pauses.apart_bytes = 1 << 20
+    paused.machine.pauses.portion_rows = 100
+    paused.machine.pauses.search_bytes_max = 1 << 20
     paused.say(Scope("", TopicId(2)), paused=True)
     wide = [(1, START_MS + due, b"p%04000d" % due) for due in range(3_000)]
     paused.log.schedule(part_of(wide))
@@ -191,7 +191,7 @@ def test_topics_that_hold_nothing_wait_for_no_turn(catch_up: str) -> None:
 
 def test_a_topic_that_holds_nothing_fires_while_others_are_swept() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 5
+    paused.machine.pauses.portion_rows = 5
     paused.say(Scope("", TopicId(2)), paused=True)
     paused.schedule(*range(50))
     paused.fire(50)
@@ -249,7 +249,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         paused.resume("all", 20_000)
         [*settle(paused, 20_000)]
     paused.schedule(*range(0, 20_000, 200), topic=2)
-    paused.machine.pauses.portion = 30
+    paused.machine.pauses.portion_rows = 30
     paused.log.policy(Scope("", TopicId(2)))
     paused.log.now_ms += 1
     late = few[-10:]
@@ -308,7 +308,7 @@ def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ev
 
 def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_turn() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 10
+    paused.machine.pauses.portion_rows = 10
     paused.schedule(*range(0, 200, 2))
     paused.fire(200)
     paused.flush()
@@ -322,7 +322,7 @@ def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_tu
 
 def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     paused = Paused()
-    paused.machine.pauses.portion = 100
+    paused.machine.pauses.portion_rows = 100
     paused.schedule(*range(20_000))
     [*settle(paused, 20_000)]
     paused.flush()

@@ -33,7 +33,7 @@ from timer.model.timer_errors import (
     OverloadedError,
 )
 from timer.model.units import Now, UnixMs
-from timer.state.apply_results import LEFT, Applied, CancelApplied, RescheduleApplied
+from timer.state.apply_results import ENTRY_FULL, Applied, CancelApplied, RescheduleApplied
 
 Propose: TypeAlias = Callable[
     [EntryKind, list[bytes], Now, Callable[[Applied | EngineError], None]], bool
@@ -128,7 +128,9 @@ class ChangeLine:
             for each in batch:
                 end = start + len(each.targets)
                 share = _share(applied, slice(start, end))
-                is_left = isinstance(share, RescheduleApplied) and (share.results == LEFT).all()
+                is_left = (
+                    isinstance(share, RescheduleApplied) and (share.results == ENTRY_FULL).all()
+                )
                 if not (start and is_left):
                     each.done(share)
                 elif generation == self._generation:

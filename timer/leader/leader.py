@@ -165,7 +165,7 @@ class Leader:
         """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
         self._fire_times = FireTimes()
-        self._must_fire = machine.swept is not None
+        self._must_fire = machine.sweep_position is not None
         """A FIRE must follow even if no timer is due."""
         self._fire_rejected = False
         self.series = SeriesIntake(
@@ -223,9 +223,9 @@ class Leader:
         """
         self.groups.check_open()
         size = part.size
-        if part.keyed > KEYED_ROWS_MAX:
+        if part.keyed_rows > KEYED_ROWS_MAX:
             limit = f"a request holds at most {KEYED_ROWS_MAX} timers with keys"
-            raise InvalidRequestError("keys", part.keyed, limit)
+            raise InvalidRequestError("keys", part.keyed_rows, limit)
         if not 1 <= len(part.due_ms) <= ENTRY_ROWS_MAX:
             limit = f"a request holds 1 to {ENTRY_ROWS_MAX} timers"
             raise InvalidRequestError("timers", len(part.due_ms), limit)
@@ -405,7 +405,7 @@ class Leader:
         """
         self.groups.check_open()
         self._check_disk_space()
-        if not self.machine.producers.knows(token):
+        if not self.machine.producers.has_token(token):
             check_producer(self._config.limits, self.machine, self._registrations_in_flight)
         self._registrations_in_flight += 1
 
@@ -556,7 +556,7 @@ class Leader:
         elif isinstance(applied, ScheduleApplied | RescheduleApplied | OccurrencesApplied):
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
-            self._must_fire |= self.machine.swept is not None
+            self._must_fire |= self.machine.sweep_position is not None
             self.groups.expiry.on_policy_applied()
 
     def hand_over(self, now: Now) -> bool:
@@ -627,7 +627,7 @@ class Leader:
             for part, _ in self._parts:
                 rows += len(part.due_ms)
                 size += part.size
-                keyed += part.keyed
+                keyed += part.keyed_rows
                 topics |= part.topics
                 is_full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
                 if count and (is_full or len(topics) > ENTRY_TOPICS_MAX):
@@ -717,7 +717,7 @@ class Leader:
             self._must_fire = applied.limited
         else:
             self._fire_rejected = True
-            self._must_fire = self.machine.swept is not None
+            self._must_fire = self.machine.sweep_position is not None
 
     def _on_checkpoint(self, applied: Applied | EngineError) -> None:
         self._checkpoint_in_flight = False

@@ -121,7 +121,7 @@ class Binary:
         return cls(sizes=sizes, blob=b"".join(values))
 
 
-def taken(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
+def values_at(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
     """Return the byte strings at these ascending places, as a new column."""
     if len(places) == len(column.sizes):
         return column
@@ -171,7 +171,7 @@ class Part:
         return {*np.unique(topic).tolist()}
 
     @property
-    def keyed(self) -> int:
+    def keyed_rows(self) -> int:
         """Number of rows with a key."""
         return 0 if self.key is None else int(np.count_nonzero(self.key.sizes))
 
@@ -394,19 +394,19 @@ def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
     return Binary(sizes=sizes, blob=b"".join([bufs[b][s:e] for b, s, e in pieces]))
 
 
-HELD_PARTS: Final = 3
+BUFFER_RATIO_MAX: Final = 3
 """Bytes of buffers that a row's own byte may keep in memory."""
 
 
 def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
-    """Return the rows with buffers of at most HELD_PARTS times the rows' own bytes.
+    """Return the rows with buffers of at most BUFFER_RATIO_MAX times the rows' own bytes.
 
     Rows of one entry end at different times. The last one must not keep the whole entry in memory.
     """
     if len(bufs) > 1:
         bufs = {number: bufs[number] for number in np.unique(rows["buf"]).tolist()}
     own = int(row_bytes(rows).sum())
-    if HELD_PARTS * own >= sum(map(len, bufs.values())):
+    if BUFFER_RATIO_MAX * own >= sum(map(len, bufs.values())):
         return rows, bufs
     out = rows.copy()
     out["buf"] = 0

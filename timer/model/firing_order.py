@@ -205,7 +205,7 @@ def annihilate(rows: RowArray) -> npt.NDArray[np.bool_]:
     """
     due, seq = rows["due_ms"], rows["seq"]
     pair = (seq[1:] == seq[:-1]) & (due[1:] == due[:-1])
-    left = np.ones(len(rows), np.bool_)
-    left[1:] &= ~pair
-    left[:-1] &= ~pair
-    return left
+    is_left = np.ones(len(rows), np.bool_)
+    is_left[1:] &= ~pair
+    is_left[:-1] &= ~pair
+    return is_left

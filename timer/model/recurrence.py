@@ -127,7 +127,7 @@ class SeriesSpec:
             limit = f"key, payload, headers, cron and zone have at most {SERIES_BYTES_MAX} bytes"
             raise InvalidRequestError("payload", f"{size} bytes in all", limit)
 
-    def started(self, now_ms: int) -> "SeriesSpec":
+    def with_start(self, now_ms: int) -> "SeriesSpec":
         """Return the definition of a series that is created now: an interval has a start."""
         if not self.every_ms or self.start_ms:
             return self
@@ -138,7 +138,7 @@ class SeriesSpec:
         started_ms = max(self.start_ms, now_ms - STARTED_MS)
         return UnixMs(started_ms - 1 if self.start_ms else now_ms)
 
-    def changed(self, changes: Mapping[str, Any]) -> "SeriesSpec":
+    def with_changes(self, changes: Mapping[str, Any]) -> "SeriesSpec":
         """Return the definition with some fields changed, not checked.
 
         An interval replaces a cron expression, and a cron expression an interval.
@@ -150,7 +150,7 @@ class SeriesSpec:
             values = {"every_ms": 0} | values
         return replace(self, **values)
 
-    def same_times(self, other: "SeriesSpec") -> bool:
+    def has_same_times(self, other: "SeriesSpec") -> bool:
         """Return whether another definition has the same times, apart from its end and count."""
         return all(getattr(self, name) == getattr(other, name) for name in TIMING)
 

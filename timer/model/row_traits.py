@@ -175,12 +175,12 @@ def split(headers: Binary) -> tuple[Binary, Traits | None]:
     priority[places] = digits
     ordering = np.zeros(len(sizes), np.uint32)
     ordering[places] = key_sizes
-    kept = starts.copy()
-    kept[places] += HEAD_SIZE + key_sizes.astype(np.int64)
+    rest_starts = starts.copy()
+    rest_starts[places] += HEAD_SIZE + key_sizes.astype(np.int64)
     data = bytes(headers.blob)
     keys = [
         data[start + HEAD_SIZE : start + HEAD_SIZE + size]
         for start, size in zip(starts[places].tolist(), key_sizes.tolist(), strict=True)
     ]
-    rest = [data[start:end] for start, end in zip(kept.tolist(), ends.tolist(), strict=True)]
+    rest = [data[start:end] for start, end in zip(rest_starts.tolist(), ends.tolist(), strict=True)]
     return Binary.of(rest), Traits(Binary(sizes=ordering, blob=b"".join(keys)), priority)

@@ -56,13 +56,13 @@ class EngineError(Exception):
     """True: the request certainly had no effect. False: it may have been applied."""
 
 
-UNSHOWN: Final = object()
+HIDDEN: Final = object()
 """In place of a value that is not at fault: the error does not show it."""
 
 
 def _named(field: str, value: object) -> str:
     """Return `field = value`, or the field alone if its value is not shown."""
-    if value is UNSHOWN:
+    if value is HIDDEN:
         return field
     shown = str(value).lower() if isinstance(value, bool) else repr(value)  # as in JSON and TOML
     return f"{field} = {shown}"

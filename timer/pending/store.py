@@ -42,7 +42,7 @@ from timer.model.columns import (
     RowArray,
     compact,
     row_bytes,
-    taken,
+    values_at,
 )
 from timer.model.firing_order import START, Position, after, concat, raw
 from timer.model.timer_errors import FileDamage
@@ -381,7 +381,7 @@ class Store:
             which, found = self._runs.find_keys(
                 hashes[missing],
                 topic[missing],
-                taken(keys, missing),
+                values_at(keys, missing),
                 self._position,
                 self._prefetch,
             )

@@ -285,7 +285,7 @@ class Engine:
         """Return whether the entry must be applied before a sweep's next portion is known."""
         match entry.kind:
             case EntryKind.FIRE:
-                return self.machine.swept is not None
+                return self.machine.sweep_position is not None
             case EntryKind.POLICY | EntryKind.TOPIC:
                 return self.machine.store.held > 0
             case _:
@@ -463,7 +463,7 @@ class Engine:
     @property
     def _may_flush(self) -> bool:
         machine = self.machine
-        new = machine.applied_index != self.manifest_index and not machine.portions.begun
+        new = machine.applied_index != self.manifest_index and not machine.portions.has_begun
         return new and not self.flushing and self.flush_fits
 
     def begin_flush(self) -> Flush | None:

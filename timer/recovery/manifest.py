@@ -59,7 +59,7 @@ from timer.recovery.capture_ahead import CaptureAhead
 from timer.state.apply_results import Checkpoint
 from timer.state.machine import Machine
 from timer.state.producers import ProducerState, RequestAnswer
-from timer.state.request_ids import Remembered
+from timer.state.request_ids import RememberedRequests
 
 MAGIC: Final = b"TIMERMAN"
 VERSION: Final = 12
@@ -153,7 +153,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[ManifestBody, list[S
         "trace": machine.trace.pack(),
         "successors": machine.successors.pack(),
         "outcomes": machine.outcomes.pack(),
-        "swept": machine.swept and list(machine.swept),
+        "swept": machine.sweep_position and list(machine.sweep_position),
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
         "checkpoint": _checkpoint_state(machine.checkpoint),
@@ -281,7 +281,7 @@ def restore(machine: Machine, state: ManifestBody, disk: Disk, directory: Path) 
     machine.store.restore_deleted_topics(deleted)
     if machine.policies.has_retentions:
         machine.retain(machine.topics, machine.applied_time_ms)
-    machine.swept = Position(*state["swept"]) if state["swept"] else None
+    machine.sweep_position = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
         machine.producers.restore(*_producer(fields))
     machine.requests.restore(state["requests"])
@@ -387,7 +387,7 @@ def _encode(state: ManifestBody) -> bytes:
     packer.pack_map_header(len(state))
     for name, value in state.items():
         packer.pack(name)
-        if isinstance(value, list | Remembered):
+        if isinstance(value, list | RememberedRequests):
             packer.pack_array_header(len(value))
             for element in value:
                 packer.pack(element)

@@ -23,7 +23,7 @@ ALREADY_CANCELLED: Final = 2
 ALREADY_FIRED: Final = 3
 NOT_FOUND: Final = 4
 RESCHEDULED: Final = CANCELLED
-LEFT: Final = 5
+ENTRY_FULL: Final = 5
 """Reschedule only: the timer is still pending, unchanged, because the entry was full; retry."""
 DROPPED: Final = 6
 """The timer was held, and its topic's resume dropped it."""
@@ -88,7 +88,7 @@ class CancelApplied:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleApplied:
-    """Per target: RESCHEDULED, LEFT, or a cancel's result for a timer not pending, (n, uint8)."""
+    """Per target: RESCHEDULED, ENTRY_FULL or, if not pending, a cancel's result, (n, uint8)."""
 
     results: npt.NDArray[np.uint8]
     targets: Ids
@@ -129,7 +129,7 @@ class MoveApplied:
     to: TopicId
     first_seq: Seq
     """First of as many seqs as offsets. A message that did not move leaves its seq unused."""
-    made: Group | None
+    created_group: Group | None
     """The group that the op created in the target topic. None: it created none."""
 
 
@@ -150,7 +150,7 @@ class DeleteApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class NobodyApplied:
+class NoEffectApplied:
     """An op without effect: its topic or group was deleted, or a seek changed the group's id."""
 
     op: CreateGroup | GroupOp | AlterGroup
@@ -172,7 +172,7 @@ GroupResult: TypeAlias = (
     | SeekApplied
     | DeleteApplied
     | ExpireApplied
-    | NobodyApplied
+    | NoEffectApplied
     | GroupOp
 )
 
@@ -206,7 +206,7 @@ class SeriesApplied:
     op: SeriesOp
     series: int
     """Id of the series; of the one that has the key if a creation was refused. 0: none."""
-    refused: EngineError | None = None
+    refusal: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class OccurrencesApplied:
 
     new: npt.NDArray[np.bool_]
     """Rows that became timers."""
-    over: npt.NDArray[np.bool_]
+    finished: npt.NDArray[np.bool_]
     """Rows that ended their series."""
     first_seq: Seq
     """Seq of the first row; each row has one, used or not."""

@@ -37,8 +37,8 @@ SIZE_MAX: Final = 32 << 20
 """Bytes of all chunks. The outcomes of the newest 55 million timers always fit."""
 CHUNK_SIZE: Final = 4096
 """Bytes that a chunk counts for besides its data. It takes 300, but each chunk also costs time."""
-ROOM: Final = 16
-"""1/ROOM of the limit is free after chunks were forgotten."""
+FREE_DIVISOR: Final = 16
+"""1/FREE_DIVISOR of the limit is free after chunks were forgotten."""
 LOWS_MAX: Final = 4096
 """Most ended timers that a chunk holds one by one: they take as much as the bits of all."""
 FEW: Final = 16
@@ -119,15 +119,15 @@ class Outcomes:
         self._size = 0
         self._version = 0
         """Number of manifests that were captured."""
-        self._first = 0
+        self._first_chunk = 0
         """Chunks below this number may have been forgotten because of the limit. 0: none was."""
-        self._lost_until_ms = 0
+        self._forgotten_until_ms = 0
         """The greatest time until which a chunk that the limit forgot was needed."""
 
     @property
     def unknown_below(self) -> Seq:
         """Outcomes of timers below this seq may be forgotten already."""
-        return Seq(self._first * _SEQS)
+        return Seq(self._first_chunk * _SEQS)
 
     def add(self, outcome: int, seq: U64, until_ms: I64) -> None:
         """Record ended timers, (n,). `until_ms`: due times, or ends of held timers."""
@@ -145,16 +145,16 @@ class Outcomes:
             self._size += chunk.size
         self._sums[outcome] = total & _MASK
         if self._size > SIZE_MAX:
-            self._make_room()
+            self._forget_oldest()
 
-    def _make_room(self) -> None:
-        """Forget the oldest timers until 1/ROOM of the limit is free, for timers that end soon."""
-        while self._size > SIZE_MAX - SIZE_MAX // ROOM:
+    def _forget_oldest(self) -> None:
+        """Forget the oldest timers until 1/FREE_DIVISOR of the limit is free, for new ones."""
+        while self._size > SIZE_MAX - SIZE_MAX // FREE_DIVISOR:
             oldest = min(each.peekitem(0)[0] for each in self._chunks.values() if each)
-            self._first = max(self._first, 1 + oldest)
+            self._first_chunk = max(self._first_chunk, 1 + oldest)
             for kind in KINDS:
-                lost_until_ms = self._forget(kind, oldest)
-                self._lost_until_ms = max(self._lost_until_ms, lost_until_ms)
+                until_ms = self._forget(kind, oldest)
+                self._forgotten_until_ms = max(self._forgotten_until_ms, until_ms)
 
     def fill(self, seq: U64, results: npt.NDArray[np.uint8]) -> None:
         """Set the results, (n,), of the timers whose outcome is recorded."""
@@ -171,8 +171,8 @@ class Outcomes:
         for kind, chunks in self._chunks.items():
             for number in [at for at, each in chunks.items() if each.until_ms < before_ms]:
                 self._forget(kind, number)
-        if self._lost_until_ms < before_ms:
-            self._first = self._lost_until_ms = 0
+        if self._forgotten_until_ms < before_ms:
+            self._first_chunk = self._forgotten_until_ms = 0
 
     def _forget(self, outcome: int, number: int) -> int:
         """Drop a chunk if it is there; return the time until which it was needed, 0 if absent."""
@@ -186,12 +186,12 @@ class Outcomes:
     @property
     def words(self) -> tuple[int, ...]:
         """Numbers that differ if two replicas' outcomes differ, for the digest."""
-        return (self._first, self._lost_until_ms, *self._sums.values())
+        return (self._first_chunk, self._forgotten_until_ms, *self._sums.values())
 
     def pack(self) -> list[Any]:
         """Return the fields for a manifest; nothing in them changes later."""
         self._version += 1
-        packed: list[Any] = [self._first, self._lost_until_ms]
+        packed: list[Any] = [self._first_chunk, self._forgotten_until_ms]
         for outcome, chunks in self._chunks.items():
             packed += [
                 [outcome, at, each.until_ms, each.sum, each.data] for at, each in chunks.items()
@@ -200,7 +200,7 @@ class Outcomes:
 
     def restore(self, packed: Sequence[Any]) -> None:
         """Put back the fields that a manifest holds."""
-        self._first, self._lost_until_ms, *chunks = packed
+        self._first_chunk, self._forgotten_until_ms, *chunks = packed
         for outcome, number, until_ms, total, data in chunks:
             chunk = Chunk(bytearray(data), until_ms, total)
             self._chunks[outcome][number] = chunk

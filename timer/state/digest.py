@@ -66,7 +66,7 @@ def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
     return _hash_of(words)
 
 
-def _kept_hash(group: Group) -> int:
+def _cached_hash(group: Group) -> int:
     if group.digest_part is None:
         group.digest_part = _group_hash(group)
     return group.digest_part
@@ -103,7 +103,7 @@ def topic_sum(changed: set[TopicId], *, recomputed: bool = False) -> TopicSum:
 
     `recomputed`: hash every group, also those that did not change.
     """
-    return TopicSum(changed, partial(_topic_hash, _group_hash if recomputed else _kept_hash))
+    return TopicSum(changed, partial(_topic_hash, _group_hash if recomputed else _cached_hash))
 
 
 def digest_of(state: State, hashes: TopicSum, *, recomputed: bool = False) -> str:
@@ -116,7 +116,7 @@ def digest_of(state: State, hashes: TopicSum, *, recomputed: bool = False) -> st
     digest.put_bytes(state.policies.packed)
     digest.put(len(state.fire_marks), *state.voters)
     digest.put(*state.outcomes.words)
-    digest.put(*(state.swept or (0, 0)))
+    digest.put(*(state.sweep_position or (0, 0)))
     producers, requests = state.producers, state.requests
     digest.put(len(requests), requests.sum)
     digest.put(producers.recomputed_sum() if recomputed else producers.sum())

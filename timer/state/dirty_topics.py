@@ -59,9 +59,9 @@ class TopicSum:
     def of(self, topics: Mapping[TopicId, Topic]) -> int:
         """Return the sum over all existing topics."""
         if not self._parts:
-            self._look_at_all(topics)
+            self._compute_all(topics)
         for topic_id in take_all(self.changed):
-            self._look(topics, topic_id)
+            self._update(topics, topic_id)
         return self._sum
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
@@ -69,19 +69,19 @@ class TopicSum:
 
         The next call of `of` then has at most about MANY topics to look at.
         """
-        for topic_id in many(self.changed):
-            self._look(topics, topic_id)
+        for topic_id in take_some(self.changed):
+            self._update(topics, topic_id)
         return len(self.changed) > MANY
 
-    def _look_at_all(self, topics: Mapping[TopicId, Topic]) -> None:
-        """Look at the changed topics, as `_look` does. No topic has a part yet."""
+    def _compute_all(self, topics: Mapping[TopicId, Topic]) -> None:
+        """Look at the changed topics, as `_update` does. No topic has a part yet."""
         number, found = self._number, filter(None, map(topics.get, self.changed))
         parts = ((topic.topic_id, number(topic)) for topic in found)
         self._parts = {topic_id: part for topic_id, part in parts if part}
         self._sum = sum(self._parts.values())
         self.changed.clear()
 
-    def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
+    def _update(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
         self._sum -= self._parts.pop(topic_id, 0)
         if (topic := topics.get(topic_id)) is not None:  # None: it was deleted
             part = self._number(topic)
@@ -89,7 +89,7 @@ class TopicSum:
                 self._parts[topic_id] = part
                 self._sum += part
 
-    def positive(self) -> list[TopicId]:
+    def positive_topics(self) -> list[TopicId]:
         """Return the topics for which the last look found a number other than 0."""
         return [*self._parts]
 
@@ -110,7 +110,7 @@ def take_all(changed: set[Id]) -> list[Id]:
     return taken
 
 
-def many(changed: set[Id]) -> Iterator[Id]:
+def take_some(changed: set[Id]) -> Iterator[Id]:
     """Remove and yield changed ids until MANY are left, at most AT_ONCE; none if they are few."""
     for _ in range(min(len(changed) - MANY, AT_ONCE)):
         yield changed.pop()

@@ -34,26 +34,26 @@ class Portions:
 
     def __init__(self, state: State, pauses: Pauses) -> None:
         self._state, self._pauses = state, pauses
-        self._left: Iterator[None] | None = None
+        self._rest: Iterator[None] | None = None
         """Rest of the next entry's work. None: it has not begun."""
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether part of the next entry's work is done; then no cut may be taken."""
-        return self._left is not None
+        return self._rest is not None
 
     def do(self, entry: Entry) -> bool:
         """Do a portion of the next entry's work; return whether all of it is done."""
-        if self._left is None:
+        if self._rest is None:
             assert entry.index == self._state.applied_index + 1, entry.index
             memtable, rows = self._state.store.memtable, self._rows(entry)
             if memtable.needs_memory(rows):
-                self._left = chain(memtable.prepare_memory(rows), self._portions(entry))
+                self._rest = chain(memtable.prepare_memory(rows), self._portions(entry))
             elif entry.kind in KINDS:
-                self._left = self._portions(entry)
+                self._rest = self._portions(entry)
             else:
                 return True
-        for _ in self._left:
+        for _ in self._rest:
             return False
         return True
 
@@ -61,7 +61,7 @@ class Portions:
         """Do the rest of the work: the entry is applied now."""
         while not self.do(entry):
             pass
-        self._left = None
+        self._rest = None
 
     def _rows(self, entry: Entry) -> int:
         """Return how many rows the entry puts into the memtable, at most."""

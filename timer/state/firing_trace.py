@@ -32,13 +32,13 @@ class SeqMark(NamedTuple):
 
     entry: LogIndex
     next_seq: Seq
-    refused: bytes = b""
+    refused_parts: bytes = b""
     """Parts of this entry that issue no seq: one bit each, as by np.packbits."""
 
-    def refuses(self, part: int) -> bool:
+    def is_refused(self, part: int) -> bool:
         """Return whether a part of the entry issues no seq."""
         byte, bit = divmod(part, 8)
-        return byte < len(self.refused) and bool(self.refused[byte] & 128 >> bit)
+        return byte < len(self.refused_parts) and bool(self.refused_parts[byte] & 128 >> bit)
 
 
 class Firing(NamedTuple):
@@ -73,12 +73,14 @@ class Trace:
     """Number of rows in all firings."""
     _drop_rows: int = 0
 
-    def mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
+    def add_mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
         """Note the seq that an entry issues next, unless the last mark implies it."""
         if refused or not self.marks or self.marks[-1].next_seq < next_seq:
             self.marks.append(SeqMark(index, next_seq, refused))
 
-    def fired(self, index: LogIndex, topic: TopicId, first: QueueOffset, rows: RowArray) -> None:
+    def add_fired(
+        self, index: LogIndex, topic: TopicId, first: QueueOffset, rows: RowArray
+    ) -> None:
         """Note the rows that an entry moved into a queue."""
         self._add(Firing(index, topic, first, np.ascontiguousarray(rows["seq"], np.uint64)))
 
@@ -88,7 +90,7 @@ class Trace:
         while self._rows > FIRED_ROWS_MAX or len(self.firings) > FIRINGS_MAX:
             self._rows -= len(self.firings.popleft().seqs)
 
-    def dropped(self, index: LogIndex, topic: TopicId, rows: RowArray) -> None:
+    def add_dropped(self, index: LogIndex, topic: TopicId, rows: RowArray) -> None:
         """Note the rows that an entry dropped."""
         seqs = np.ascontiguousarray(rows["seq"], np.uint64)
         self._add_drop(Firing(index, topic, QueueOffset(0), seqs))
@@ -117,7 +119,7 @@ class Trace:
             self._add_drop(Firing(*place, np.frombuffer(seqs, np.uint64)))
 
 
-def find(firings: Iterable[Firing], seq: Seq) -> FiringPlace | None:
+def find_firing(firings: Iterable[Firing], seq: Seq) -> FiringPlace | None:
     """Return a timer's place; None: not known, or no longer. Takes some milliseconds."""
     known = [*firings]
     if not known:

@@ -26,7 +26,7 @@ from timer.ready.topic_shares import payload_bytes
 from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED
 from timer.state.state import State
 
-Moved = list[tuple[TopicId, RowArray]]
+MovedRows = list[tuple[TopicId, RowArray]]
 """Topics with their rows, in the order in which their queues got them."""
 
 
@@ -43,7 +43,7 @@ class Ledger:
         assert state.held == store.held, (state.held, store.held)
         assert 0 <= state.held <= counts.pending, (state.held, counts)
 
-    def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+    def is_past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows lie at or before the fire position, (n, bool): if pending, held."""
         return ~after(rows["due_ms"], rows["seq"], self._state.store.position)
 
@@ -71,7 +71,7 @@ class Ledger:
 
     def fire(
         self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs, *, were_pending: bool
-    ) -> Moved:
+    ) -> MovedRows:
         """Append rows, in firing order, to their topics' queues."""
         state = self._state
         shares = state.by_topic(rows, sums=were_pending)
@@ -79,13 +79,13 @@ class Ledger:
             if were_pending:
                 topic.end_pending(share)
             topic.counts.fired += len(share.rows)
-            state.trace.fired(state.applied_index, topic.topic_id, topic.queue.end, share.rows)
+            state.trace.add_fired(state.applied_index, topic.topic_id, topic.queue.end, share.rows)
         append_all([(topic.queue, share.rows) for topic, share in shares], bufs, fired_at_ms)
-        state.series.ended(rows["seq"][rows["headers_size"] > 0])  # an occurrence has headers
+        state.series.on_ended(rows["seq"][rows["headers_size"] > 0])  # an occurrence has headers
         state.counts.fired += len(rows)
         return [(topic.topic_id, share.rows) for topic, share in shares]
 
-    def fire_held(self, rows: RowArray, bufs: Buffers) -> Moved:
+    def fire_held(self, rows: RowArray, bufs: Buffers) -> MovedRows:
         """Append held rows, in this order, to their topics' queues."""
         self.hold(rows, -1)
         moved = self.fire(rows, bufs, self._state.applied_time_ms, were_pending=True)
@@ -95,22 +95,22 @@ class Ledger:
     def cancel(self, rows: RowArray, *, were_pending: bool = True) -> None:
         """Count rows as cancelled, and remember them for later cancels."""
         state = self._state
-        past = self.past(rows)
-        any_past = bool(past.any())
+        is_past = self.is_past(rows)
+        any_past = bool(is_past.any())
         for topic, share in state.by_topic(rows, sums=were_pending):
             topic.counts.cancelled += len(share.rows)
             if were_pending:
                 topic.end_pending(share)
                 if any_past:
-                    self._hold(topic, share.rows[self.past(share.rows)], -1)
+                    self._hold(topic, share.rows[self.is_past(share.rows)], -1)
         state.counts.cancelled += len(rows)
-        state.series.ended(rows["seq"])
+        state.series.on_ended(rows["seq"])
         until_ms = rows["due_ms"].astype(np.int64)
         if any_past:
-            until_ms[past] = state.applied_time_ms
+            until_ms[is_past] = state.applied_time_ms
         state.outcomes.add(ALREADY_CANCELLED, rows["seq"].astype(np.uint64), until_ms)
 
-    def drop_held(self, rows: RowArray) -> Moved:
+    def drop_held(self, rows: RowArray) -> MovedRows:
         """Count held rows as dropped: they never fire."""
         state = self._state
         self.hold(rows, -1)
@@ -118,9 +118,9 @@ class Ledger:
         for topic, share in shares:
             topic.end_pending(share)
             topic.counts.dropped += len(share.rows)
-            state.trace.dropped(state.applied_index, topic.topic_id, share.rows)
+            state.trace.add_dropped(state.applied_index, topic.topic_id, share.rows)
         state.counts.dropped += len(rows)
-        state.series.ended(rows["seq"])
+        state.series.on_ended(rows["seq"])
         self._remember(DROPPED, rows)
         return [(topic.topic_id, share.rows) for topic, share in shares]
 

@@ -63,7 +63,7 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import (
     ALREADY_FIRED,
     CANCELLED,
-    LEFT,
+    ENTRY_FULL,
     NOT_FOUND,
     RESCHEDULED,
     Accepted,
@@ -78,7 +78,7 @@ from timer.state.apply_results import (
     GroupApplied,
     GroupResult,
     MoveApplied,
-    NobodyApplied,
+    NoEffectApplied,
     PartResult,
     Repeated,
     RescheduleApplied,
@@ -87,7 +87,7 @@ from timer.state.apply_results import (
 )
 from timer.state.cancel_outcomes import HORIZON_MS
 from timer.state.digest import digest_of, topic_sum
-from timer.state.dirty_topics import MANY, many, take_all
+from timer.state.dirty_topics import MANY, take_all, take_some
 from timer.state.entry_portions import Portions
 from timer.state.key_conflicts import NEW_MAX, decide
 from timer.state.ledger import Ledger
@@ -99,7 +99,7 @@ from timer.state.state import State
 
 FIRE_MARK_MS: Final = 10_000
 RESCHEDULE_BYTES_MAX: Final = 4 << 20
-"""Payload bytes that one RESCHEDULE moves; timers beyond it are LEFT."""
+"""Payload bytes that one RESCHEDULE moves; timers beyond it are ENTRY_FULL."""
 
 RESERVED_AHEAD_MAX: Final = 65_536
 """Most offsets reserved beyond a queue's end; leaders stay far below it."""
@@ -117,10 +117,10 @@ class Machine(State):
         """Work on the entry after `applied_index`, if it may concern many topics or the like."""
         self._hashes = topic_sum(self.changes.reader())
         self._retention = Retention(self.changes.reader())
-        self._moved = self.changes.reader()
+        self._changed_topics = self.changes.reader()
         self._queue_ends: dict[str, QueueOffset] = {}
-        """Queue end by topic name at the last checkpoint; topics in `_moved` may differ now."""
-        self._moved_ends: dict[str, QueueOffset | None] = {}
+        """Queue end by topic name at the last checkpoint; `_changed_topics` may differ now."""
+        self._changed_ends: dict[str, QueueOffset | None] = {}
         """Queue ends that changed since the last checkpoint. None: the topic was deleted."""
 
     def apply(self, entry: Entry) -> Applied:
@@ -168,62 +168,62 @@ class Machine(State):
         modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])
         results: list[PartResult] = []
         fresh: list[RequestAnswer] = []
-        keep = np.zeros(len(rows), np.bool_)
+        is_accepted = np.zeros(len(rows), np.bool_)
         # A topic id that was never issued counts as deleted.
-        gone = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
-        gone |= self.store.deleted_topics.of(rows["topic"])
-        any_gone = bool(gone.any())
+        is_deleted = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
+        is_deleted |= self.store.deleted_topics.of(rows["topic"])
+        any_deleted = bool(is_deleted.any())
         start, first_seq = 0, self.next_seq
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
             producer_id, sequence, size, _, body = head
             stop = start + size
             mine = rows[start:stop]
-            lost = mine["topic"][gone[start:stop]].tolist() if any_gone else []
+            deleted_topics = mine["topic"][is_deleted[start:stop]].tolist() if any_deleted else []
             name = ProducerId(producer_id), sequence, body
-            result = self._part(*name, request, mine, lost)
+            result = self._apply_part(*name, request, mine, deleted_topics)
             if isinstance(result, Accepted):
                 fresh.append(result.answer)
-                keep[start:stop] = True
+                is_accepted[start:stop] = True
             results.append(result)
             start = stop
-        if not keep.all():
-            rows, modes = rows[keep], modes[keep]
+        if not is_accepted.all():
+            rows, modes = rows[is_accepted], modes[is_accepted]
             refused = [not isinstance(each, Accepted) for each in results]
-            self.trace.mark(entry.index, first_seq, np.packbits(refused).tobytes())
+            self.trace.add_mark(entry.index, first_seq, np.packbits(refused).tobytes())
         ready: tuple[TopicId, ...] = ()
         keyed = int(np.count_nonzero(rows["key_size"]))
         if keyed:
-            rows = self._decide(rows, modes, entry.payload, fresh)
+            rows = self._resolve_keys(rows, modes, entry.payload, fresh)
         self.requests.seal()
         if len(rows):
             ready = self._admit(rows, entry.payload)
         return ScheduleApplied(tuple(results), ready, keyed, self.topics_split)
 
-    def _part(
+    def _apply_part(
         self,
         producer_id: ProducerId,
         sequence: int,
         body: int,
         request: RequestId | None,
         rows: RowArray,
-        lost: list[int],
+        deleted_topics: list[int],
     ) -> PartResult:
         """Assign seqs to the rows of one request, if it is neither a repeat nor rejected.
 
-        `lost`: ids of its topics that were deleted.
+        `deleted_topics`: ids of its topics that were deleted.
         """
         answer = None
         try:
             if producer_id:
-                answer = self.producers.repeated(producer_id, sequence, body)
+                answer = self.producers.stored_answer(producer_id, sequence, body)
             elif request is not None:
-                answer = self.requests.repeated(request, self.applied_time_ms)
+                answer = self.requests.stored_answer(request, self.applied_time_ms)
         except EngineError as refused:
             return refused
         if answer is not None:
             return Repeated(answer)
-        if lost:
-            return TopicDeletedError(lost[0])
+        if deleted_topics:
+            return TopicDeletedError(deleted_topics[0])
         answer = RequestAnswer(sequence, self.next_seq, rows["due_ms"].copy(), body)
         rows["seq"] = np.arange(self.next_seq, self.next_seq + len(rows), dtype=np.uint64)
         self.next_seq = Seq(self.next_seq + len(rows))
@@ -233,16 +233,16 @@ class Machine(State):
             self.requests.accept(request, answer, self.applied_time_ms)
         return Accepted(answer)
 
-    def _decide(
+    def _resolve_keys(
         self, rows: RowArray, modes: U32, payload: memoryview, answers: list[RequestAnswer]
     ) -> RowArray:
         """Keep keys unique and complete the answers; return the rows that become timers."""
         keyed = rows[rows["key_size"] > 0]
         keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
         hashes = self.store.hasher(topic, keys)
-        held = self.store.find_keys(topic, keys, hashes)
+        holders = self.store.find_keys(topic, keys, hashes)
         pends = (rows["due_ms"] > self.last_read_time_ms) | self.pauses.holds(rows)
-        decision = decide(rows, modes, keys, hashes, held, pends)
+        decision = decide(rows, modes, keys, hashes, holders, pends)
         start = 0
         for answer in answers:
             stop = start + len(answer.due_ms)
@@ -270,7 +270,9 @@ class Machine(State):
         self.ledger.schedule(rows, pending=False)
         if (held := due & self.pauses.holds(rows)).any():
             due &= ~held
-            held &= self.ledger.past(rows)  # rows after the fire position are held by a later FIRE
+            held &= self.ledger.is_past(
+                rows
+            )  # rows after the fire position are held by a later FIRE
             self.ledger.add_pending(rows[held])
             self._hold(rows[held], {0: payload})
             rows, due = rows[~held], due[~held]
@@ -312,37 +314,39 @@ class Machine(State):
         return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
 
     def _cancel(self, entry: Entry) -> CancelApplied:
-        targets = self._ids(payloads.decode_cancel(entry.payload))
+        targets = self._target_ids(payloads.decode_cancel(entry.payload))
         hit, removed = self.store.cancel(targets.due_ms, targets.seq)
         self.ledger.cancel(removed)
         results = np.full(len(targets), CANCELLED, np.uint8)
         if not hit.all():
             missed = Ids(targets.due_ms[~hit], targets.seq[~hit])
-            results[~hit] = self.judge(missed)
+            results[~hit] = self.outcomes_of(missed)
         return CancelApplied(results, targets)
 
     def _reschedule(self, entry: Entry) -> RescheduleApplied:
         order = payloads.decode_reschedule(entry.payload)
-        targets = self._ids(order.targets)
+        targets = self._target_ids(order.targets)
         n = len(targets)
         timers = Ids(order.due_ms, np.arange(self.next_seq, self.next_seq + n, dtype=np.uint64))
-        whole, left = self.store.read(targets.due_ms, targets.seq, RESCHEDULE_BYTES_MAX)
-        moved = whole.rows["seq"] > 0
-        rows = whole.rows[moved]
-        self.series.moved(targets.seq[moved], timers.due_ms[moved], timers.seq[moved])
+        whole, is_left = self.store.read(targets.due_ms, targets.seq, RESCHEDULE_BYTES_MAX)
+        is_moved = whole.rows["seq"] > 0
+        rows = whole.rows[is_moved]
+        self.series.on_rescheduled(
+            targets.seq[is_moved], timers.due_ms[is_moved], timers.seq[is_moved]
+        )
         self.store.cancel_rows(rows)
         self.ledger.cancel(rows)
-        results = self.judge(targets)
-        results[left] = LEFT
-        results[moved] = RESCHEDULED
+        results = self.outcomes_of(targets)
+        results[is_left] = ENTRY_FULL
+        results[is_moved] = RESCHEDULED
         self.next_seq = Seq(self.next_seq + n)
-        rows["due_ms"], rows["seq"] = timers.due_ms[moved], timers.seq[moved]
-        rows["requested_ms"] = order.requested_ms[moved]
-        self.successors.add(targets.seq[moved], timers.due_ms[moved], timers.seq[moved])
+        rows["due_ms"], rows["seq"] = timers.due_ms[is_moved], timers.seq[is_moved]
+        rows["requested_ms"] = order.requested_ms[is_moved]
+        self.successors.add(targets.seq[is_moved], timers.due_ms[is_moved], timers.seq[is_moved])
         ready = self._admit(rows, whole.blob) if len(rows) else ()
         return RescheduleApplied(results, targets, timers, ready)
 
-    def _ids(self, targets: Targets) -> Ids:
+    def _target_ids(self, targets: Targets) -> Ids:
         """Return the pending timers of keys. seq = 0: no timer, or a key that appeared before."""
         if isinstance(targets, Ids):
             return targets
@@ -353,7 +357,7 @@ class Machine(State):
         seq[~first] = 0
         return Ids(np.where(seq > 0, rows["due_ms"], 0), seq)
 
-    def judge(self, targets: Ids) -> npt.NDArray[np.uint8]:
+    def outcomes_of(self, targets: Ids) -> npt.NDArray[np.uint8]:
         """Return the outcome of timers that are not pending, (n, uint8), as a cancel's results."""
         results = np.full(len(targets), NOT_FOUND, np.uint8)
         results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
@@ -383,17 +387,20 @@ class Machine(State):
         if entry.kind is EntryKind.TOPIC:
             return self._topic(entry)
         if entry.kind is EntryKind.PRODUCER:
-            said = payloads.decode_producer(entry.payload)
-            if isinstance(said, payloads.EndProducer):
-                return self.producers.end(said.producer_id)
-            return self.producers.register(*said, entry.time_ms) or ProducerId(0)
+            return self._producer(entry)
         return self.policies  # `portions` has changed them already
 
+    def _producer(self, entry: Entry) -> ProducerId:
+        op = payloads.decode_producer(entry.payload)
+        if isinstance(op, payloads.EndProducer):
+            return self.producers.end(op.producer_id)
+        return self.producers.register(*op, entry.time_ms) or ProducerId(0)
+
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
-        said = payloads.decode_topic(entry.payload)
-        if isinstance(said, DeleteTopic):
-            return self._delete_topic(said)
-        return self._topic_of(said.name, said.creator)
+        op = payloads.decode_topic(entry.payload)
+        if isinstance(op, DeleteTopic):
+            return self._delete_topic(op)
+        return self._ensure_topic(op.name, op.creator)
 
     def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
         """Delete a topic with everything in it. Later entries with its id find no topic.
@@ -402,7 +409,7 @@ class Machine(State):
         """
         if op.topic not in self.topics:
             return DeleteTopicApplied(op, None)
-        topic = self.changing(op.topic)
+        topic = self.topic_to_change(op.topic)
         del self.topics[op.topic], self.topic_by_name[topic.name]
         self.groups -= len(topic.groups)
         self.creators.remove(topic)
@@ -410,18 +417,18 @@ class Machine(State):
         if not self.namespaces[namespace]:
             del self.namespaces[namespace]
         if self._queue_ends.pop(topic.name, None) is not None:
-            self._moved_ends[topic.name] = None
+            self._changed_ends[topic.name] = None
         queue, dropped = topic.queue, self.ledger.drop_topic(topic)
         groups = [(group.name, group.unacked_count(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
         self.store.drop_topic(op.topic, dropped, topic.held)
-        self.pauses.gone(topic)
+        self.pauses.forget_topic(topic)
         self.topic_deleted_in = self.applied_epoch
         self.policies = self.policies.with_policy(Scope("", op.topic), ScopePolicy())
         topic.close()
         return applied
 
-    def _topic_of(self, name: str, creator: str = "") -> Topic:
+    def _ensure_topic(self, name: str, creator: str = "") -> Topic:
         """Return the topic of this name; create it if it does not exist."""
         topic = self.topic_by_name.get(name)
         if topic is None:
@@ -442,7 +449,7 @@ class Machine(State):
             self.creators.add(topic)
         self.namespaces.update(namespace_of(topic.name) for topic in topics)
         self.ledger.restore(topics)
-        self.pauses.made(topics)
+        self.pauses.add_topics(topics)
 
     def _group(self, entry: Entry) -> GroupApplied:
         ops = tuple(payloads.decode_group(entry.payload))  # if malformed, no op is applied
@@ -451,14 +458,16 @@ class Machine(State):
     def _group_op(self, op: payloads.AnyOp) -> GroupResult:
         topic = self.topics.get(op.topic)
         if topic is None or (isinstance(op, GroupOp) and _lies_beyond(op, topic.queue.end)):
-            return self._of_nothing(op)
+            return self._without_effect(op)
         if isinstance(op, CreateGroup):
             return self._create_group(op)
-        group = self.changing(op.topic).group_by_id.get(op.group)
+        group = self.topic_to_change(op.topic).group_by_id.get(op.group)
         if isinstance(op, Move):
             return self._move(op, group)
         if group is None:
-            return self._of_no_group(op)
+            if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:  # of all groups
+                return self._expire_below(op)
+            return NoEffectApplied(op)
         if isinstance(op, AlterGroup):
             group.alter(op.of(group.settings))
             return group
@@ -466,16 +475,16 @@ class Machine(State):
             return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
         return self._plain_op(op, group)
 
-    def _of_nothing(self, op: payloads.AnyOp) -> NobodyApplied:
+    def _without_effect(self, op: payloads.AnyOp) -> NoEffectApplied:
         """Return the result of an op whose topic was deleted or has no such messages."""
         if isinstance(op, Move):  # a seq must not depend on the outcome, only on the log
             self.next_seq = Seq(self.next_seq + len(op.offsets))
-        return NobodyApplied(op)
+        return NoEffectApplied(op)
 
     def _plain_op(self, op: GroupOp, group: Group) -> GroupResult:
         match op.op:
             case Op.ACK | Op.EXPIRE:
-                return self._done(op, group)
+                return self._ack_or_expire(op, group)
             case Op.ENDED:
                 group.end_leases(op.offsets)
             case Op.RECALL:
@@ -492,14 +501,12 @@ class Machine(State):
                 raise AssertionError(op)
         return op
 
-    def _of_no_group(self, op: GroupOp | AlterGroup) -> ExpireApplied | NobodyApplied:
-        if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:
-            topic = self.topics[op.topic]
-            topic.expire_below(QueueOffset(int(op.offsets[0])))
-            return ExpireApplied(op, len(topic.groups))
-        return NobodyApplied(op)
+    def _expire_below(self, op: GroupOp) -> ExpireApplied:
+        topic = self.topics[op.topic]
+        topic.expire_below(QueueOffset(int(op.offsets[0])))
+        return ExpireApplied(op, len(topic.groups))
 
-    def _done(self, op: GroupOp, group: Group) -> AcksApplied | ExpireApplied:
+    def _ack_or_expire(self, op: GroupOp, group: Group) -> AcksApplied | ExpireApplied:
         """Ack or expire messages of a group."""
         topic = self.topics[op.topic]
         if op.op is Op.EXPIRE:
@@ -535,10 +542,10 @@ class Machine(State):
         rows = decode_schedule(memoryview(op.rows)).rows
         rows["due_ms"] = np.minimum(rows["due_ms"], self.last_read_time_ms)  # they have fired
         new = np.zeros(len(rows), np.bool_) if group is None else group.move(op.offsets)
-        to, made = self._topic_of(op.to), None
+        to, created = self._ensure_topic(op.to), None
         if op.to_group and op.to_group not in to.groups:
             create = CreateGroup(to.topic_id, op.to_group, GroupStart.EARLIEST, MOVED_GROUP)
-            made = self._create_group(create)
+            created = self._create_group(create)
         first_seq = self.next_seq
         self.next_seq = Seq(self.next_seq + len(rows))  # the same for every outcome
         rows["topic"] = to.topic_id
@@ -547,10 +554,10 @@ class Machine(State):
             self.ledger.schedule(rows[new], pending=False)  # fired before, so never held
             self._enqueue(rows[new], op.rows)
         self.topics[op.topic].trim()
-        return MoveApplied(op, new, to.topic_id, first_seq, made)
+        return MoveApplied(op, new, to.topic_id, first_seq, created)
 
     def _create_group(self, create: CreateGroup) -> Group:
-        topic = self.changing(create.topic)
+        topic = self.topic_to_change(create.topic)
         if create.name not in topic.groups:
             queue = topic.queue
             cursor = queue.begin if create.start is GroupStart.EARLIEST else queue.end
@@ -581,19 +588,19 @@ class Machine(State):
     def _checkpoint(self, entry: Entry) -> Checkpoint:
         now_ms = self.applied_time_ms
         self.requests.expire(now_ms)
-        self.trace.mark(entry.index, self.next_seq)
+        self.trace.add_mark(entry.index, self.next_seq)
         # The newest mark before the horizon stays: `_horizon` returns it.
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
         # Both follow one mark: timers that ended before it were due before those fired by it.
         ended_ms, fired_ms = self._horizon()
         self.outcomes.forget(min(ended_ms, fired_ms))
-        for topic_id in self._retention.let_go(self.topics, now_ms):
+        for topic_id in self._retention.forget_due(self.topics, now_ms):
             self.changes.note(topic_id)
         since = self.checkpoint.index if self.checkpoint is not None else LogIndex(0)
-        for topic_id in take_all(self._moved):
-            self._note_end(topic_id)
-        moved, self._moved_ends = self._moved_ends, {}
+        for topic_id in take_all(self._changed_topics):
+            self._note_queue_end(topic_id)
+        changed_ends, self._changed_ends = self._changed_ends, {}
         self.checkpoint = Checkpoint(
             epoch=self.applied_epoch,
             index=self.applied_index,
@@ -601,39 +608,39 @@ class Machine(State):
             last_read_time_ms=self.last_read_time_ms,
             queue_offsets=self._queue_ends.copy(),
             since=since,
-            moved=moved,
+            moved=changed_ends,
             digest=self.digest(),
         )
         return self.checkpoint
 
-    def _note_end(self, topic_id: TopicId) -> None:
+    def _note_queue_end(self, topic_id: TopicId) -> None:
         topic = self.topics.get(topic_id)
         if topic is not None and self._queue_ends.get(topic.name) != topic.queue.end:
-            self._queue_ends[topic.name] = self._moved_ends[topic.name] = topic.queue.end
+            self._queue_ends[topic.name] = self._changed_ends[topic.name] = topic.queue.end
 
     def restore_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Put back the checkpoint that a manifest holds, after the topics."""
         self.checkpoint = checkpoint
         self._queue_ends = dict(checkpoint.queue_offsets)
-        for gone in self._queue_ends.keys() - self.topic_by_name.keys():
-            del self._queue_ends[gone]
-            self._moved_ends[gone] = None
+        for name in self._queue_ends.keys() - self.topic_by_name.keys():
+            del self._queue_ends[name]
+            self._changed_ends[name] = None
 
     def catch_up(self) -> None:
         """Do at once all work that `keep_up` does in portions; no client waits yet."""
         self._retention.catch_up(self.topics)
-        for topic_id in take_all(self._moved):
-            self._note_end(topic_id)
+        for topic_id in take_all(self._changed_topics):
+            self._note_queue_end(topic_id)
 
     def keep_up(self) -> bool:
         """Do some of the next checkpoint's work in advance; return whether much of it remains.
 
         Calls are optional: the checkpoint does all work that remains.
         """
-        for topic_id in many(self._moved):
-            self._note_end(topic_id)
+        for topic_id in take_some(self._changed_topics):
+            self._note_queue_end(topic_id)
         more = [self._hashes.keep_up(self.topics), self._retention.keep_up(self.topics)]
-        return self.producers.keep_up() or len(self._moved) > MANY or any(more)
+        return self.producers.keep_up() or len(self._changed_topics) > MANY or any(more)
 
     def digest(self) -> str:
         """Return a hash of the state, 16 hex digits: see timer/state/digest.py."""

@@ -54,17 +54,17 @@ from timer.pending.runs.held_scan import Portion, SweepTopics
 from timer.ready.topic import Topic, TopicRelease
 from timer.ready.topic_shares import TopicRows
 from timer.state.dirty_topics import portions
-from timer.state.ledger import Ledger, Moved
+from timer.state.ledger import Ledger, MovedRows
 from timer.state.state import State
 
 SWEEP_ROWS_MAX: Final = 4_096
 """Held rows that one FIRE looks at."""
 SWEEP_TOPICS: Final = 16
 """Topics that begin a sweep together."""
-APART_MAX: Final = 1 << 18
+SEARCH_ROWS_MAX: Final = 1 << 18
 """Most held rows, of all topics, among which a sweep searches for its topics' rows: in files that
 takes a thread some 40 ms."""
-APART_BYTES: Final = 64 << 20
+SEARCH_BYTES_MAX: Final = 64 << 20
 """Most payload bytes of held rows for such a search: it reads whole batches."""
 
 
@@ -73,15 +73,15 @@ class Pauses:
 
     def __init__(self, state: State, ledger: Ledger) -> None:
         self._state, self._ledger = state, ledger
-        self.portion = SWEEP_ROWS_MAX
+        self.portion_rows = SWEEP_ROWS_MAX
         """Rows of a portion, equal on all replicas; smaller in tests. Likewise the next three."""
-        self.together = SWEEP_TOPICS
-        self.apart_max = APART_MAX
-        self.apart_bytes = APART_BYTES
+        self.sweep_topics = SWEEP_TOPICS
+        self.search_rows_max = SEARCH_ROWS_MAX
+        self.search_bytes_max = SEARCH_BYTES_MAX
         self._holding: set[TopicId] = set()
         self._holding_ids: U32 | None = None
         """`_holding` as an array. None: it has changed."""
-        self._swept_for: set[TopicId] = set()
+        self._in_sweep: set[TopicId] = set()
         """Releasing topics that take part in the sweep."""
         self._turns: dict[TopicId, tuple[int, TopicId]] = {}
         """Turns (time of the resume, topic) of releasing topics that wait for a sweep to begin."""
@@ -93,7 +93,7 @@ class Pauses:
 
     # ---- what topics do
 
-    def made(self, topics: Iterable[Topic]) -> None:
+    def add_topics(self, topics: Iterable[Topic]) -> None:
         """Note topics that were created, or put back from a manifest."""
         policies = self._state.policies
         pauses = policies.has_pauses
@@ -101,7 +101,7 @@ class Pauses:
             if pauses:
                 topic.paused, _ = policies.pause_of(namespace_of(topic.name), topic.topic_id)
             if topic.is_holding:
-                self._note(topic)
+                self._register(topic)
 
     def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
         """Pause and resume topics, in portions, after a change of the scope's policy."""
@@ -109,11 +109,11 @@ class Pauses:
         inside = [topics[scope.topic]] if scope.topic in topics else []
         for some in portions(inside if scope.topic else [*topics.values()]):
             for topic in some:
-                self._follow(topic, scope, now_ms)
+                self._apply_policy(topic, scope, now_ms)
             yield
-        yield from self._begin()
+        yield from self._begin_sweep()
 
-    def _follow(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
+    def _apply_policy(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
         """Pause or resume one topic if the scope's policy changes that."""
         state, namespace = self._state, namespace_of(topic.name)
         if scope.namespace not in ("", namespace):
@@ -121,21 +121,21 @@ class Pauses:
         paused, catch_up = state.policies.pause_of(namespace, topic.topic_id)
         if paused == topic.paused:
             return
-        state.changing(topic.topic_id)
+        state.topic_to_change(topic.topic_id)
         topic.paused, topic.release = paused, None
         if not paused and (topic.held or catch_up != CATCH_UP_ALL):
             until_ms = max(now_ms, state.last_read_time_ms)
             waits = topic.held > 0
             topic.release = TopicRelease(catch_up, until_ms, state.next_seq, is_waiting=waits)
-        self._note(topic)
+        self._register(topic)
 
-    def gone(self, topic: Topic) -> None:
+    def forget_topic(self, topic: Topic) -> None:
         """Forget a topic that was deleted, with its held rows."""
         self._forget(topic.topic_id)
-        for _ in self._begin():
+        for _ in self._begin_sweep():
             pass
 
-    def _note(self, topic: Topic) -> None:
+    def _register(self, topic: Topic) -> None:
         topic_id, release = topic.topic_id, topic.release
         self._forget(topic_id)
         if topic.is_holding:
@@ -145,43 +145,43 @@ class Pauses:
             self._turns[topic_id] = turn = release.until_ms, topic_id
             self._waiting.add(turn)
         elif release is not None:
-            self._swept_for.add(topic_id)
+            self._in_sweep.add(topic_id)
 
     def _forget(self, topic: TopicId) -> None:
         if topic in self._holding:
             self._holding.discard(topic)
             self._holding_ids = None
-        self._swept_for.discard(topic)
+        self._in_sweep.discard(topic)
         if topic in self._turns:
             self._waiting.remove(self._turns.pop(topic))
 
-    def _begin(self) -> Iterator[None]:
+    def _begin_sweep(self) -> Iterator[None]:
         """Begin a sweep for waiting topics, in portions, if none is under way for others."""
-        taken = len(self._swept_for)
-        if not taken and not self._waiting:
-            self._state.swept = None
+        count = len(self._in_sweep)
+        if not count and not self._waiting:
+            self._state.sweep_position = None
             self._state.store.end_sweep()
-        elif self._state.swept in (None, BEGIN) or not taken:
-            self._state.swept = BEGIN
-            yield from self._admit(max(self.together - taken, 0))
+        elif self._state.sweep_position in (None, BEGIN) or not count:
+            self._state.sweep_position = BEGIN
+            yield from self._admit_to_sweep(max(self.sweep_topics - count, 0))
 
-    def _admit(self, count: int) -> Iterator[None]:
+    def _admit_to_sweep(self, count: int) -> Iterator[None]:
         """Let `count` waiting topics take part in the sweep that begins."""
-        if not self._apart:
+        if not self._sweeps_own_rows:
             count = len(self._waiting)
         for some in portions([*islice(self._waiting, count)]):
             for _, topic_id in some:
-                topic = self._state.changing(topic_id)
+                topic = self._state.topic_to_change(topic_id)
                 assert topic.release is not None
                 topic.release.is_waiting = False
-                self._note(topic)
+                self._register(topic)
             yield
 
     @property
-    def _apart(self) -> bool:
+    def _sweeps_own_rows(self) -> bool:
         """Whether a sweep meets only the rows of its own topics."""
         held = self._state.store.held
-        return held <= self.apart_max and self._state.held_bytes <= self.apart_bytes
+        return held <= self.search_rows_max and self._state.held_bytes <= self.search_bytes_max
 
     # ---- what is held
 
@@ -197,14 +197,14 @@ class Pauses:
 
     def next_portion(self) -> Portion | None:
         """Return the largest portion of held rows for the next FIRE; None: no sweep."""
-        if self._state.swept is None:
+        if self._state.sweep_position is None:
             return None
-        return self._portion(self.portion, FIRE_BYTES_MAX, FIRE_TOPICS_MAX)
+        return self._portion(self.portion_rows, FIRE_BYTES_MAX, FIRE_TOPICS_MAX)
 
     def _portion(self, rows_max: int, bytes_max: int, topics_max: int) -> Portion:
         only: SweepTopics | None = None
-        if self._apart:
-            topics = frozenset(self._swept_for)
+        if self._sweeps_own_rows:
+            topics = frozenset(self._in_sweep)
             next_id = self._state.next_topic_id
             if topics != self._only.topics or next_id != self._next_id:
                 self._only, self._next_id = (
@@ -212,8 +212,8 @@ class Pauses:
                     next_id,
                 )
             only = self._only
-        swept = np.array([*self._swept_for], np.uint32)
-        seen, rows_max = self._state.swept or BEGIN, min(rows_max, self.portion)
+        swept = np.array([*self._in_sweep], np.uint32)
+        seen, rows_max = self._state.sweep_position or BEGIN, min(rows_max, self.portion_rows)
         return Portion(seen, rows_max, bytes_max, only, self._topics_max(topics_max), swept)
 
     def _topics_max(self, of_fire: int) -> int | None:
@@ -221,51 +221,51 @@ class Pauses:
         bounded = self._state.level >= LEVEL_OF_BOUNDED_SWEEPS
         return max(of_fire // 2, 1) if bounded else None
 
-    def sweep(self, fire: Fire) -> tuple[Moved, Moved, bool]:
+    def sweep(self, fire: Fire) -> tuple[MovedRows, MovedRows, bool]:
         """Move the sweep on; return fired rows, dropped rows, and whether a FIRE must follow."""
         state = self._state
-        if state.swept is None:
+        if state.sweep_position is None:
             return [], [], False
         portion = self._portion(fire.rows_max, fire.bytes_max, fire.topics_max)
         part, seen = state.store.peek_held(portion), portion.seen
-        fired: Moved = []
-        dropped: Moved = []
+        fired: MovedRows = []
+        dropped: MovedRows = []
         shares = state.by_topic(part.rows[np.isin(part.rows["topic"], portion.swept)], sums=False)
         # Version 0.1 goes from topic to topic, which shows in the outcomes that are kept.
-        together = [shares] if portion.topics_max else [[share] for share in shares]
-        gone: list[RowArray] = []
-        for some in together:
-            gone += self._release(some, part.bufs, fired, dropped)
-        if gone:
-            state.store.cancel_rows(concat(gone))
+        groups = [shares] if portion.topics_max else [[share] for share in shares]
+        removed: list[RowArray] = []
+        for group in groups:
+            removed += self._release(group, part.bufs, fired, dropped)
+        if removed:
+            state.store.cancel_rows(concat(removed))
         if len(part.rows):
             last = part.rows[-1]
-            self._state.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
+            self._state.sweep_position = seen = Position(int(last["due_ms"]), int(last["seq"]))
         if part.limited:
             return fired, dropped, True
-        return fired, dropped, self._passed(seen, fired, portion.topics_max)
+        return fired, dropped, self._end_pass(seen, fired, portion.topics_max)
 
     def _release(
         self,
         shares: Sequence[tuple[Topic, TopicRows]],
         bufs: Buffers,
-        fired: Moved,
-        dropped: Moved,
+        fired: MovedRows,
+        dropped: MovedRows,
     ) -> list[RowArray]:
         """Fire or drop the next held rows of topics; return those that leave the store."""
         before: list[Position] = []
         parts = [self._divide(topic, share.rows, before) for topic, share in shares]
         self._drop_lasts(before, dropped)
-        lost, kept, late = (filled(part[of] for part in parts) for of in range(3))
-        self._drop(lost, dropped)
-        self._fire(kept, bufs, fired)
-        if late:
+        to_drop, to_fire, to_fire_last = (non_empty(part[of] for part in parts) for of in range(3))
+        self._drop(to_drop, dropped)
+        self._fire(to_fire, bufs, fired)
+        if to_fire_last:
             decided = [
                 topic for (topic, _), part in zip(shares, parts, strict=True) if len(part[2])
             ]
             self._fire_lasts(decided, fired)
-            self._fire(late, bufs, fired)
-        return [*lost, *kept, *late]
+            self._fire(to_fire_last, bufs, fired)
+        return [*to_drop, *to_fire, *to_fire_last]
 
     def _divide(
         self, topic: Topic, rows: RowArray, before: list[Position]
@@ -279,28 +279,28 @@ class Pauses:
         overdue = np.zeros(len(rows), np.bool_)
         if release.catch_up in (DROP, LATEST):
             overdue = (rows["due_ms"] <= release.until_ms) & (rows["seq"] < release.seq_end)
-        lost, kept = rows[overdue], rows[~overdue]
-        if release.catch_up == LATEST and len(lost):
-            last = Position(int(lost["due_ms"][-1]), int(lost["seq"][-1]))
-            first = Position(int(lost["due_ms"][0]), int(lost["seq"][0]))
+        to_drop, to_fire = rows[overdue], rows[~overdue]
+        if release.catch_up == LATEST and len(to_drop):
+            last = Position(int(to_drop["due_ms"][-1]), int(to_drop["seq"][-1]))
+            first = Position(int(to_drop["due_ms"][0]), int(to_drop["seq"][0]))
             if release.last is not None and release.last < first:
                 before.append(release.last)
-            release.last, lost = last, lost[:-1]
-        early = int(np.count_nonzero(kept["due_ms"] <= release.until_ms))
-        return lost, kept[:early], kept[early:]
+            release.last, to_drop = last, to_drop[:-1]
+        early = int(np.count_nonzero(to_fire["due_ms"] <= release.until_ms))
+        return to_drop, to_fire[:early], to_fire[early:]
 
-    def _passed(self, seen: Position, fired: Moved, topics_max: int | None) -> bool:
+    def _end_pass(self, seen: Position, fired: MovedRows, topics_max: int | None) -> bool:
         """End the sweep's pass over all held rows; return whether a FIRE must follow.
 
         `topics_max`: most topics that may fire their last overdue timer. None: all.
         """
-        swept = [self._state.changing(topic) for topic in sorted(self._swept_for)]
+        swept = [self._state.topic_to_change(topic) for topic in sorted(self._in_sweep)]
         ready = [topic for topic in swept if self._is_through(topic)]
         lasts = [topic for topic in ready if topic.release and topic.release.last is not None]
         for some in [lasts[:topics_max]] if topics_max else [[topic] for topic in lasts]:
             self._fire_lasts(some, fired)
         if topics_max and len(lasts) > topics_max:
-            self._state.swept = seen
+            self._state.sweep_position = seen
             return True
         again = bool(self._waiting)
         for topic in ready:
@@ -308,13 +308,13 @@ class Pauses:
                 again = True  # its rows were scheduled as due, behind the sweep
             else:
                 topic.release = None
-                self._note(topic)
+                self._register(topic)
         early = len(ready) < len(swept)
-        self._state.swept = BEGIN if again else seen if early else None
+        self._state.sweep_position = BEGIN if again else seen if early else None
         if again:
-            for _ in self._admit(self.together):
+            for _ in self._admit_to_sweep(self.sweep_topics):
                 pass
-        for _ in self._begin():
+        for _ in self._begin_sweep():
             pass
         return again
 
@@ -323,7 +323,7 @@ class Pauses:
         assert topic.release is not None
         return self._state.store.position >= Position(topic.release.until_ms, SEQ_MAX)
 
-    def _fire_lasts(self, topics: Sequence[Topic], fired: Moved) -> None:
+    def _fire_lasts(self, topics: Sequence[Topic], fired: MovedRows) -> None:
         """Fire the last overdue timers of topics, unless they were cancelled meanwhile."""
         lasts: list[Position] = []
         for release in (topic.release for topic in topics):
@@ -332,28 +332,28 @@ class Pauses:
                 release.last = None
         due_ms, seq = _columns(lasts)
         while len(seq):
-            whole, left = self._state.store.read(due_ms, seq, FIRE_BYTES_MAX)
+            whole, is_left = self._state.store.read(due_ms, seq, FIRE_BYTES_MAX)
             if len(rows := whole.rows[whole.rows["seq"] > 0]):
                 self._state.store.cancel_rows(rows)
                 self._fire([rows], {0: whole.blob}, fired)
-            due_ms, seq = due_ms[left], seq[left]
+            due_ms, seq = due_ms[is_left], seq[is_left]
 
-    def _drop_lasts(self, lasts: Sequence[Position], dropped: Moved) -> None:
+    def _drop_lasts(self, lasts: Sequence[Position], dropped: MovedRows) -> None:
         """Drop the last overdue timers found so far, unless they were cancelled meanwhile."""
         if lasts:
             _, rows = self._state.store.cancel(*_columns(lasts))
-            self._drop(filled([rows]), dropped)
+            self._drop(non_empty([rows]), dropped)
 
-    def _fire(self, parts: Sequence[RowArray], bufs: Buffers, fired: Moved) -> None:
+    def _fire(self, parts: Sequence[RowArray], bufs: Buffers, fired: MovedRows) -> None:
         if parts:
             fired += self._ledger.fire_held(concat(parts), bufs)
 
-    def _drop(self, parts: Sequence[RowArray], dropped: Moved) -> None:
+    def _drop(self, parts: Sequence[RowArray], dropped: MovedRows) -> None:
         if parts:
             dropped += self._ledger.drop_held(concat(parts))
 
 
-def filled(parts: Iterable[RowArray]) -> list[RowArray]:
+def non_empty(parts: Iterable[RowArray]) -> list[RowArray]:
     """Return the parts that have rows."""
     return [part for part in parts if len(part)]
 

@@ -27,7 +27,7 @@ from timer.model.timer_errors import (
     UnknownProducerError,
 )
 from timer.model.units import ProducerId, Seq, UnixMs
-from timer.state.dirty_topics import MANY, DirtyIds, many, take_all
+from timer.state.dirty_topics import MANY, DirtyIds, take_all, take_some
 from timer.state.key_conflicts import Verdicts
 
 ANSWERS_MAX: Final = 1024
@@ -116,9 +116,9 @@ class Producers:
         self._by_owner: Counter[bytes] = Counter()
         """Number of producers by the part of their tokens before the first zero byte."""
         self.changes = DirtyIds[ProducerId]()
-        self._hashed: dict[ProducerId, int] = {}
+        self._hash_by_id: dict[ProducerId, int] = {}
         self._changed = self.changes.reader()
-        """Producers that changed since `_hashed` was computed."""
+        """Producers that changed since `_hash_by_id` was computed."""
         self._sum = 0
 
     def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> ProducerState:
@@ -129,11 +129,11 @@ class Producers:
         self.changes.note(producer_id)
         return producer
 
-    def knows(self, token: bytes) -> bool:
+    def has_token(self, token: bytes) -> bool:
         """Return whether a producer with that token is registered."""
         return token in self._by_token
 
-    def owned(self, owner: bytes) -> int:
+    def count_of_owner(self, owner: bytes) -> int:
         """Return the number of producers of an owner; see `owner_of`."""
         return self._by_owner[owner]
 
@@ -160,7 +160,9 @@ class Producers:
         self._by_name[name_of(producer_id)] = producer_id
         self.changes.note(producer_id)
 
-    def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> RequestAnswer | None:
+    def stored_answer(
+        self, producer_id: ProducerId, sequence: int, body: int
+    ) -> RequestAnswer | None:
         """Return the stored answer of a repeated request. None: it is the next one.
 
         Raises:
@@ -228,16 +230,16 @@ class Producers:
 
     def keep_up(self) -> bool:
         """Hash some producers if many have changed; return whether many changed ones remain."""
-        for producer_id in many(self._changed):
+        for producer_id in take_some(self._changed):
             self._hash(producer_id)
         return len(self._changed) > MANY
 
     def _hash(self, producer_id: ProducerId) -> None:
-        gone, producer = self._hashed.pop(producer_id, 0), self._by_id.get(producer_id)
+        old, producer = self._hash_by_id.pop(producer_id, 0), self._by_id.get(producer_id)
         if producer is not None:
-            self._hashed[producer_id] = found = _hash(producer_id, producer)
-            gone -= found
-        self._sum = (self._sum - gone) & _MASK
+            self._hash_by_id[producer_id] = new = _hash(producer_id, producer)
+            old -= new
+        self._sum = (self._sum - old) & _MASK
 
     def recomputed_sum(self) -> int:
         """Return the sum recomputed from all producers, for checkers."""
@@ -261,7 +263,7 @@ class Producers:
         names = islice(self._by_name.irange(after, inclusive=(False, True)), count)
         return [(name, self._by_id[self._by_name[name]]) for name in names]
 
-    def named(self, name: int) -> ProducerState:
+    def by_name(self, name: int) -> ProducerState:
         """Return the producer of a name.
 
         Raises:

@@ -56,7 +56,7 @@ class Recurring:
         """Apply a SERIES or OCCURRENCES entry."""
         if entry.kind is EntryKind.SERIES:
             return self.change(decode_series(entry.payload))
-        return self.occur(decode_occurrences(entry.payload))
+        return self.add_occurrences(decode_occurrences(entry.payload))
 
     def change(self, op: SeriesOp) -> SeriesApplied:
         """Create, change or delete a series. A refusal is in the result, and changes nothing."""
@@ -81,7 +81,7 @@ class Recurring:
         view = self._state.series.view(op.series)
         if view is None:
             return SeriesApplied(op, 0, NotFoundError("series", op.series))
-        spec = view.spec.changed(op.changes)
+        spec = view.spec.with_changes(op.changes)
         try:
             spec.check()
             spec.check_size(view.key)
@@ -109,7 +109,7 @@ class Recurring:
             assert len(removed) == 1, (series_id, pending)
             self._ledger.cancel(removed)
 
-    def occur(self, planned: Planned) -> OccurrencesApplied:
+    def add_occurrences(self, planned: Planned) -> OccurrencesApplied:
         """Make timers of the next occurrences of series that wait for them."""
         state, series = self._state, self._state.series
         first_seq, n = state.next_seq, len(planned.series)
@@ -130,7 +130,7 @@ class Recurring:
         timers["topic"] = rows["topic"][mine]
         timers["seq"] = first_seq + mine
         blob = self._fill(timers, places[mine].tolist(), rows[mine], planned.number[mine].tolist())
-        series.begin(
+        series.begin_occurrences(
             places[mine], timers["seq"].copy(), timers["due_ms"].copy(), planned.planned_ms[mine]
         )
         return OccurrencesApplied(new, over, first_seq, self._admit(timers, blob))

@@ -50,15 +50,15 @@ Fields = list[Any]
 class Page(dict[bytes, bytes]):
     """Packed records by id, in log order."""
 
-    __slots__ = ("gaps", "lent")
-    lent: bool
+    __slots__ = ("gaps", "shared")
+    shared: bool
     """Whether a manifest reads it: a change makes a copy first."""
     gaps: int
     """Ids forgotten since the page was made. A dict keeps their places until it is copied."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class RememberedRequests:
     """All remembered requests at one index, as a manifest has them."""
 
     pages: list[Page]
@@ -85,7 +85,7 @@ class RequestIds:
     _open: dict[bytes, RequestAnswer] = field(default_factory=dict[bytes, RequestAnswer])
     """Answers of the entry that is being applied, which may still get verdicts, by id."""
 
-    def repeated(self, request: RequestId, now_ms: UnixMs) -> RequestAnswer | None:
+    def stored_answer(self, request: RequestId, now_ms: UnixMs) -> RequestAnswer | None:
         """Return the stored answer of a repeated request. None: the request is new.
 
         Raises:
@@ -113,24 +113,24 @@ class RequestIds:
         if place >= 0:  # an expired request with the same id
             self._forget(place, request.text)
             self._drop_empty_pages()
-        self._keep(request.text, _record([request, answer.pack()]))
+        self._store(request.text, _record([request, answer.pack()]))
         self._open[request.text] = answer
 
     def seal(self) -> None:
         """Store the verdicts of an entry that is applied."""
         for text, answer in self._open.items():
             if answer.verdicts is not None and (place := self._place_of(text)) >= 0:
-                page = self._own(place)
+                page = self._writable_page(place)
                 [request, _] = _fields(text, page[text])
                 page[text] = _record([request, answer.pack()])
         self._open.clear()
 
-    def _keep(self, text: bytes, record: bytes) -> None:
+    def _store(self, text: bytes, record: bytes) -> None:
         if not self._pages or len(self._pages[-1]) >= PAGE_IDS:
             self._pages.append(_page({}))
-        self._own(-1)[text] = record
+        self._writable_page(-1)[text] = record
         self._count += 1
-        self._add(text, record, 1)
+        self._count_record(text, record, 1)
 
     def expire(self, now_ms: UnixMs, most: int = EXPIRED_MAX) -> None:
         """Forget the expired requests among the oldest `most`."""
@@ -147,14 +147,14 @@ class RequestIds:
         self._drop_empty_pages()
 
     def _forget(self, place: int, text: bytes) -> None:
-        page = self._own(place)
+        page = self._writable_page(place)
         self._count -= 1
-        self._add(text, page.pop(text), -1)
+        self._count_record(text, page.pop(text), -1)
         page.gaps += 1
 
-    def _own(self, place: int) -> Page:
+    def _writable_page(self, place: int) -> Page:
         """Return a page that may be changed."""
-        if self._pages[place].lent:
+        if self._pages[place].shared:
             self._pages[place] = _page(self._pages[place])
         return self._pages[place]
 
@@ -162,7 +162,7 @@ class RequestIds:
         if not all(self._pages):
             self._pages = [page for page in self._pages if page]
 
-    def _add(self, text: bytes, record: bytes, times: int) -> None:
+    def _count_record(self, text: bytes, record: bytes, times: int) -> None:
         body, until_ms, first_seq, _, rows = _HEAD.unpack_from(record)
         hashed = text + _HASHED.pack(body, until_ms, first_seq, rows)
         each = int.from_bytes(hashlib.blake2b(hashed, digest_size=8).digest(), "little")
@@ -176,16 +176,16 @@ class RequestIds:
                 return place
         return -1
 
-    def pack(self) -> Remembered:
+    def pack(self) -> RememberedRequests:
         """Return the remembered requests in log order; none of them changes later."""
         for page in self._pages:
-            page.lent = True
-        return Remembered([*self._pages])
+            page.shared = True
+        return RememberedRequests([*self._pages])
 
     def restore(self, packed: Iterable[Fields]) -> None:
         """Put back the requests that a manifest holds."""
         for fields in packed:
-            self._keep(fields[0][0], _record(fields))
+            self._store(fields[0][0], _record(fields))
 
     def __len__(self) -> int:
         return self._count
@@ -193,7 +193,7 @@ class RequestIds:
 
 def _page(records: dict[bytes, bytes]) -> Page:
     page = Page(records)
-    page.lent, page.gaps = False, 0
+    page.shared, page.gaps = False, 0
     return page
 
 

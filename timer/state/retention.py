@@ -14,21 +14,21 @@ from sortedcontainers import SortedList
 
 from timer.model.units import TopicId, UnixMs
 from timer.ready.topic import Topic
-from timer.state.dirty_topics import MANY, many, take_all
+from timer.state.dirty_topics import MANY, take_all, take_some
 
 TOPICS_MAX: Final = 256
 """Topics that drop messages at one checkpoint: a few milliseconds."""
 
 
 class Retention:
-    """The plan of drops. `changed`: the topics that changed since the last `let_go`."""
+    """The plan of drops. `changed`: the topics that changed since the last `forget_due`."""
 
     def __init__(self, changed: set[TopicId]) -> None:
         self._changed = changed
         self._at_ms: dict[TopicId, UnixMs] = {}
         self._order: SortedList[tuple[UnixMs, TopicId]] = SortedList()
 
-    def let_go(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
+    def forget_due(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
         """Drop messages past their retention; yield the topics that dropped some."""
         self.catch_up(topics)
         for at_ms, topic_id in self._order[:TOPICS_MAX]:
@@ -41,15 +41,15 @@ class Retention:
     def catch_up(self, topics: Mapping[TopicId, Topic]) -> None:
         """Look at all changed topics."""
         for topic_id in take_all(self._changed):
-            self._look(topics, topic_id)
+            self._update(topics, topic_id)
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
         """Look at some topics if many have changed; return whether many changed ones remain."""
-        for topic_id in many(self._changed):
-            self._look(topics, topic_id)
+        for topic_id in take_some(self._changed):
+            self._update(topics, topic_id)
         return len(self._changed) > MANY
 
-    def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
+    def _update(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
         topic = topics.get(topic_id)
         self._plan(topic_id, None if topic is None else topic.next_forget_ms)
 

@@ -97,7 +97,7 @@ class SeriesTable:
         """Number of series of each topic that has some. Derived."""
         self._rows = np.zeros(_CAPACITY, SERIES)
         self._ids = np.zeros(_CAPACITY, np.uint64)
-        """The ids, ascending; those of deleted series stay until `_squeeze`."""
+        """The ids, ascending; those of deleted series stay until `_compact`."""
         self._hashes = np.zeros(_CAPACITY, np.uint64)
         self._changed = np.zeros(_CAPACITY, np.bool_)
         self._bodies: list[bytes] = []
@@ -264,7 +264,7 @@ class SeriesTable:
         row["body"] = int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
         self._rows[place] = row
         self._changed[place] = True
-        self._note([int(row["id"])], waits=not spec.paused)
+        self._set_waiting([int(row["id"])], waits=not spec.paused)
 
     def defer(self, series_id: int) -> None:
         """Take a series out of `waiting` that this node cannot plan."""
@@ -276,7 +276,7 @@ class SeriesTable:
         self.waiting |= self.deferred
         self.deferred.clear()
 
-    def _note(self, series: Sequence[int], *, waits: bool) -> None:
+    def _set_waiting(self, series: Sequence[int], *, waits: bool) -> None:
         """Note whether these series need an occurrence."""
         for series_id in series:
             self.deferred.pop(series_id, None)
@@ -296,7 +296,7 @@ class SeriesTable:
         for name in ("seq", "due_ms", "planned_ms"):
             self._rows[name][place] = 0
         self._changed[place] = True
-        self._note([series_id], waits=True)
+        self._set_waiting([series_id], waits=True)
         return due_ms, Seq(seq)
 
     def remove(self, series_id: int) -> None:
@@ -335,9 +335,11 @@ class SeriesTable:
         self._rows[places] = np.zeros((), SERIES)
         self._live -= len(rows)
         if 2 * self._live + _CAPACITY < len(self._bodies):
-            self._squeeze()
+            self._compact()
 
-    def begin(self, places: npt.NDArray[np.intp], seq: U64, due_ms: I64, planned_ms: I64) -> None:
+    def begin_occurrences(
+        self, places: npt.NDArray[np.intp], seq: U64, due_ms: I64, planned_ms: I64
+    ) -> None:
         """Note the new pending occurrences of the series at these places, (n,) each."""
         self._rows["seq"][places] = seq
         self._rows["due_ms"][places] = due_ms
@@ -345,15 +347,15 @@ class SeriesTable:
         self._changed[places] = True
         ids = self._ids[places].tolist()
         self._by_seq.update(zip(seq.tolist(), ids, strict=True))
-        self._note(ids, waits=False)
+        self._set_waiting(ids, waits=False)
 
     def finish(self, places: npt.NDArray[np.intp]) -> None:
         """Note that the series at these places have no further occurrence."""
         self._rows["flags"][places] |= np.uint32(FINISHED)
         self._changed[places] = True
-        self._note(self._ids[places].tolist(), waits=False)
+        self._set_waiting(self._ids[places].tolist(), waits=False)
 
-    def ended(self, seq: U64) -> None:
+    def on_ended(self, seq: U64) -> None:
         """Note timers that fired, were cancelled or were dropped: some may be occurrences."""
         if not self._by_seq:
             return
@@ -368,9 +370,9 @@ class SeriesTable:
         for name in ("seq", "due_ms", "planned_ms"):
             rows[name][places] = 0
         self._changed[places] = True
-        self._note(ids, waits=True)
+        self._set_waiting(ids, waits=True)
 
-    def moved(self, old: U64, due_ms: I64, seq: U64) -> None:
+    def on_rescheduled(self, old: U64, due_ms: I64, seq: U64) -> None:
         """Note that timers were rescheduled: the occurrence `old` is now `seq`, (n,) each."""
         if not self._by_seq:
             return
@@ -423,7 +425,7 @@ class SeriesTable:
         self._rows[:n] = np.frombuffer(rows, SERIES)
         self._ids[:n] = self._rows["id"][:n]
         self._changed[:n] = True
-        self._squeeze()
+        self._compact()
         self._live = n = len(self._bodies)
         rows = self._rows[:n]
         topics, sizes = rows["topic"].tolist(), rows["key_size"].tolist()
@@ -438,7 +440,7 @@ class SeriesTable:
             each: None for each, seq, flag in state if not seq and not flag & (PAUSED | FINISHED)
         }
 
-    def _squeeze(self) -> None:
+    def _compact(self) -> None:
         """Free the places of removed series. The indexes hold ids, so they stay."""
         lives = self._rows["id"][: len(self._bodies)] > 0
         self._bodies = [*compress(self._bodies, lives.tolist())]

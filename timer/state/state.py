@@ -74,7 +74,7 @@ class State:
         """Timers of paused and releasing topics that came due and have not fired."""
         self.held_bytes = 0
         """Bytes of the held timers' payloads."""
-        self.swept: Position | None = None
+        self.sweep_position: Position | None = None
         """Position up to which the sweep has passed the held rows. None: no sweep."""
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
@@ -85,7 +85,7 @@ class State:
         self.topics_split = 0
         """Most topics that rows were split into since the last SCHEDULE began. Decides nothing."""
 
-    def changing(self, topic_id: int) -> Topic:
+    def topic_to_change(self, topic_id: int) -> Topic:
         """Note a topic as changing, and return it."""
         self.changes.note(TopicId(topic_id))
         return self.topics[TopicId(topic_id)]
@@ -95,7 +95,9 @@ class State:
 
         `sums`: the parts have their sums, as a change of what is pending needs them.
         """
-        shares = [(self.changing(share.topic), share) for share in shares_of(rows, sums=sums)]
+        shares = [
+            (self.topic_to_change(share.topic), share) for share in shares_of(rows, sums=sums)
+        ]
         self.topics_split = max(self.topics_split, len(shares))
         return shares
 
@@ -106,6 +108,6 @@ class State:
     def retain(self, topics: Iterable[TopicId], now_ms: UnixMs) -> None:
         """Set the retention of topics, those that exist, by the policies."""
         for topic in filter(None, map(self.topics.get, topics)):
-            said = self.policies.value_of("retention_ms", topic.name, topic.topic_id)
-            topic.set_retention(said, now_ms)
+            retention_ms = self.policies.value_of("retention_ms", topic.name, topic.topic_id)
+            topic.set_retention(retention_ms, now_ms)
             self.changes.note(topic.topic_id)

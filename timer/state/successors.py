@@ -96,17 +96,17 @@ def last_of(links: Sequence[Links], seq: U64) -> Ids:
     """Return the last known successor of each timer, (n,); seq = 0: none is known."""
     unique, places = np.unique(seq, return_inverse=True)
     last = Ids(np.zeros(len(unique), np.int64), np.zeros(len(unique), np.uint64))
-    rows, left = np.arange(len(unique)), LOOKS_MAX
-    asked = unique
-    while len(rows) and left > 0:
-        left -= max(len(rows), ROUND_LOOKS_MIN)
+    rows, looks_left = np.arange(len(unique)), LOOKS_MAX
+    seqs = unique
+    while len(rows) and looks_left > 0:
+        looks_left -= max(len(rows), ROUND_LOOKS_MIN)
         found = np.zeros(len(rows), np.bool_)
         for each in links:
-            at = np.minimum(each.old.searchsorted(asked), len(each.old) - 1)
-            same = each.old[at] == asked
+            at = np.minimum(each.old.searchsorted(seqs), len(each.old) - 1)
+            same = each.old[at] == seqs
             last.due_ms[rows[same]] = each.due_ms[at[same]]
             last.seq[rows[same]] = each.seq[at[same]]
             found |= same
         rows = rows[found]
-        asked = last.seq[rows]
+        seqs = last.seq[rows]
     return Ids(last.due_ms[places], last.seq[places])

@@ -37,7 +37,7 @@ from timer.model.units import GroupId, LogIndex, QueueOffset, Seq, TopicId, Unix
 from timer.state.firing_trace import FiringPlace, SeqMark
 
 
-class What(enum.IntEnum):
+class StoryKind(enum.IntEnum):
     """The kind of an event; the numbers are the contract's."""
 
     SCHEDULED = 1
@@ -66,7 +66,7 @@ class What(enum.IntEnum):
 class StoryEvent:
     """One event in a timer's story. Fields that do not apply have their default values."""
 
-    what: What
+    kind: StoryKind
     entry: Entry
     topic: TopicId = TopicId(0)
     group: GroupId = GroupId(0)
@@ -83,7 +83,7 @@ class StoryEvent:
     number: int = 0
 
 
-class Known(NamedTuple):
+class KnownTimer(NamedTuple):
     """The machine's knowledge of a timer."""
 
     pending: bool
@@ -109,7 +109,7 @@ class StoryReader:
     """Reads a story: feed it the entry `next`, again and again, until `over`."""
 
     target: TimerKey
-    known: Known
+    known: KnownTimer
     marks: Sequence[SeqMark]
     """The machine's marks, ascending."""
     groups: frozenset[GroupId]
@@ -131,7 +131,7 @@ class StoryReader:
     """Series of the timer, if it is an occurrence and the entry that made it was fed."""
     _marks: dict[int, SeqMark] = field(default_factory=dict)
     _failed: dict[GroupId, int] = field(default_factory=dict)
-    _done: set[GroupId] = field(default_factory=set)
+    _done_groups: set[GroupId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Begin at the last mark before the seq; at the first entry if there is no such mark."""
@@ -151,7 +151,7 @@ class StoryReader:
         return bool(self.marks) and self.marks[0].next_seq <= self.target.seq
 
     @property
-    def past(self) -> bool:
+    def never_began(self) -> bool:
         """Whether the timer did not begin, although its number was passed."""
         passed = self._next_seq is not None and self._next_seq > self.target.seq
         return passed and not self.begun
@@ -183,52 +183,52 @@ class StoryReader:
             self._next_seq = next(older, None)
         events: list[StoryEvent] = []
         if self.fired_at is None:
-            events += self._before(entry, mark)
-            goal = self.known.goal
+            events += self._events_before(entry, mark)
+            end_entry = self.known.goal
             if self.begun and self.known.pending:
                 self.over = True
-            elif self.begun and goal is not None and entry.index < goal:
-                self.next, self._next_seq = goal, None  # the entries between do not concern it
+            elif self.begun and end_entry is not None and entry.index < end_entry:
+                self.next, self._next_seq = end_entry, None  # the entries between do not concern it
         if not self.over and entry.index == self.known.dropped:
-            events.append(self._ends(What.DROPPED, entry))
-        if not self.over and self._fires(entry):
+            events.append(self._end_event(StoryKind.DROPPED, entry))
+        if not self.over and self._is_firing(entry):
             self.fired_at = entry.index
-            events.append(self._firing(entry))
+            events.append(self._fired_event(entry))
             self.over = self.known.fired is None or not (self.groups or self.known.deleted)
         if self.fired_at is not None and not self.over:
-            events += self._after(entry)
-            self.over |= self.groups <= self._done and not self.known.deleted
+            events += self._events_after(entry)
+            self.over |= self.groups <= self._done_groups and not self.known.deleted
         return events
 
     # ---- before it fires
 
-    def _before(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
+    def _events_before(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
         match entry.kind:
             case EntryKind.SCHEDULE:
                 yield from self._schedule(entry, mark)
             case EntryKind.CANCEL:
                 if self._is_target(payloads.decode_cancel(entry.payload)) is not None:
-                    yield self._ends(What.CANCELLED, entry)
+                    yield self._end_event(StoryKind.CANCELLED, entry)
             case EntryKind.RESCHEDULE:
                 yield from self._reschedule(entry)
             case EntryKind.GROUP:
                 for op in payloads.decode_group(entry.payload):
                     if isinstance(op, Move):
-                        yield from self._moved_here(entry, op)
+                        yield from self._move_event(entry, op)
             case EntryKind.OCCURRENCES:
                 yield from self._occurrence(entry)
             case EntryKind.SERIES:
                 yield from self._series_changed(entry)
-            case EntryKind.TOPIC if self._deletes(entry) and self.known.fired is None:
+            case EntryKind.TOPIC if self._is_deletion(entry) and self.known.fired is None:
                 self.dropped = True
-                yield self._ends(What.TOPIC_DELETED, entry)
+                yield self._end_event(StoryKind.TOPIC_DELETED, entry)
             case _:
                 pass
 
-    def _deletes(self, entry: Entry) -> bool:
+    def _is_deletion(self, entry: Entry) -> bool:
         """Return whether the entry deletes the timer's topic."""
-        said = payloads.decode_topic(entry.payload)
-        return isinstance(said, DeleteTopic) and said.topic == self._topic and not self.over
+        op = payloads.decode_topic(entry.payload)
+        return isinstance(op, DeleteTopic) and op.topic == self._topic and not self.over
 
     def _schedule(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
         parts, keyed = parts_of(entry.payload)
@@ -237,16 +237,16 @@ class StoryReader:
         for number, head in enumerate(parts.tolist()):
             producer, sequence, size, mode, _ = head
             first, start = start, start + size
-            if mark is not None and mark.refuses(number):
+            if mark is not None and mark.is_refused(number):
                 continue
-            at = self._issued(size)
+            at = self._place_in_issued(size)
             if at is not None:
                 schedule = schedule or decode_schedule(entry.payload)
                 row = schedule.rows[first + at]
                 self._begin(TopicId(int(row["topic"])), _key_of(row, entry.payload))
                 request = schedule.requests[number]
                 yield StoryEvent(
-                    what=What.SCHEDULED,
+                    kind=StoryKind.SCHEDULED,
                     entry=entry,
                     topic=TopicId(int(row["topic"])),
                     producer=producer,
@@ -271,7 +271,7 @@ class StoryReader:
                 if self._next_seq is not None:
                     seq = self._next_seq - (rows.stop - rows.start - at)
                     other = TimerKey(UnixMs(int(mine[at]["due_ms"])), Seq(seq))
-                yield self._ends(What.REPLACED, entry, other)
+                yield self._end_event(StoryKind.REPLACED, entry, other)
                 return
 
     def _reschedule(self, entry: Entry) -> Iterator[StoryEvent]:
@@ -281,8 +281,8 @@ class StoryReader:
             due_ms, other = int(order.due_ms[at]), None
             if self._next_seq is not None:
                 other = TimerKey(UnixMs(due_ms), Seq(self._next_seq + at))
-            yield self._ends(What.RESCHEDULED, entry, other)
-        issued = self._issued(len(order.due_ms))
+            yield self._end_event(StoryKind.RESCHEDULED, entry, other)
+        issued = self._place_in_issued(len(order.due_ms))
         if issued is not None:
             targets = order.targets
             if isinstance(targets, Ids):
@@ -296,30 +296,34 @@ class StoryReader:
                 self._begin(TopicId(int(targets.topic[issued])), key)
                 old = None
             yield StoryEvent(
-                what=What.RESCHEDULED_FROM,
+                kind=StoryKind.RESCHEDULED_FROM,
                 entry=entry,
                 topic=self._topic or TopicId(0),
                 other=old,
                 requested_ms=int(order.requested_ms[issued]),
             )
 
-    def _moved_here(self, entry: Entry, op: Move) -> Iterator[StoryEvent]:
-        at = self._issued(len(op.offsets))
+    def _move_event(self, entry: Entry, op: Move) -> Iterator[StoryEvent]:
+        at = self._place_in_issued(len(op.offsets))
         if at is not None:
             self._begin(self.known.topic, b"")
             offset = QueueOffset(int(op.offsets[at]))
             yield StoryEvent(
-                what=What.MOVED_FROM, entry=entry, topic=op.topic, group=op.group, offset=offset
+                kind=StoryKind.MOVED_FROM,
+                entry=entry,
+                topic=op.topic,
+                group=op.group,
+                offset=offset,
             )
 
     def _occurrence(self, entry: Entry) -> Iterator[StoryEvent]:
-        at = self._issued(count_occurrences(entry.payload))
+        at = self._place_in_issued(count_occurrences(entry.payload))
         if at is not None:
             planned = decode_occurrences(entry.payload)
             self._begin(self.known.topic, b"")
             self._series = int(planned.series[at])
             yield StoryEvent(
-                what=What.OCCURRENCE,
+                kind=StoryKind.OCCURRENCE,
                 entry=entry,
                 topic=self._topic or TopicId(0),
                 requested_ms=int(planned.planned_ms[at]),
@@ -333,9 +337,9 @@ class StoryReader:
         if isinstance(op, CreateSeries) or op.series != self._series:
             return
         if self.begun and not (self.over or self.known.pending or self.known.goal is not None):
-            yield replace(self._ends(What.SERIES_CHANGED, entry), series=op.series)
+            yield replace(self._end_event(StoryKind.SERIES_CHANGED, entry), series=op.series)
 
-    def _issued(self, count: int) -> int | None:
+    def _place_in_issued(self, count: int) -> int | None:
         """Count issued seqs; return the place of the timer's seq among them, or None."""
         if self._next_seq is None:
             return None
@@ -366,13 +370,15 @@ class StoryReader:
                 return at
         return None
 
-    def _ends(self, what: What, entry: Entry, other: TimerKey | None = None) -> StoryEvent:
+    def _end_event(
+        self, kind: StoryKind, entry: Entry, other: TimerKey | None = None
+    ) -> StoryEvent:
         self.over = True
-        return StoryEvent(what=what, entry=entry, topic=self._topic or TopicId(0), other=other)
+        return StoryEvent(kind=kind, entry=entry, topic=self._topic or TopicId(0), other=other)
 
     # ---- when it fires
 
-    def _fires(self, entry: Entry) -> bool:
+    def _is_firing(self, entry: Entry) -> bool:
         if self.fired_at is not None or self.known.pending or self.known.ended:
             return False
         if self.known.dropped is not None:
@@ -383,21 +389,21 @@ class StoryReader:
             return False
         return payloads.decode_fire(entry.payload).read_time_ms >= self.target.due_ms
 
-    def _firing(self, entry: Entry) -> StoryEvent:
+    def _fired_event(self, entry: Entry) -> StoryEvent:
         fired = self.known.fired
         if fired is None:
-            return StoryEvent(what=What.FIRED, entry=entry, topic=self._topic or TopicId(0))
-        return StoryEvent(what=What.FIRED, entry=entry, topic=fired.topic, offset=fired.offset)
+            return StoryEvent(kind=StoryKind.FIRED, entry=entry, topic=self._topic or TopicId(0))
+        return StoryEvent(kind=StoryKind.FIRED, entry=entry, topic=fired.topic, offset=fired.offset)
 
     # ---- after it fired
 
-    def _after(self, entry: Entry) -> Iterator[StoryEvent]:
+    def _events_after(self, entry: Entry) -> Iterator[StoryEvent]:
         fired = self.known.fired
         assert fired is not None
         if entry.kind is EntryKind.EPOCH:
-            yield StoryEvent(what=What.NEW_LEADER, entry=entry)
-        if entry.kind is EntryKind.TOPIC and self._deletes(entry):
-            yield self._ends(What.TOPIC_DELETED, entry)
+            yield StoryEvent(kind=StoryKind.NEW_LEADER, entry=entry)
+        if entry.kind is EntryKind.TOPIC and self._is_deletion(entry):
+            yield self._end_event(StoryKind.TOPIC_DELETED, entry)
         if entry.kind is not EntryKind.GROUP:
             return
         for op in payloads.decode_group(entry.payload):
@@ -406,33 +412,33 @@ class StoryReader:
             if op.topic != fired.topic or op.op in (Op.RESERVE, Op.HAND_OVER):
                 continue
             if op.op in (Op.SEEK, Op.DELETE):
-                yield self._new_life(entry, op)
+                yield self._group_change(entry, op)
                 continue
             if op.op is Op.EXPIRE_BELOW:
                 if fired.offset < op.offsets[0]:
-                    yield StoryEvent(what=What.EXPIRED, entry=entry, topic=op.topic)
-                    self._done |= self.groups
+                    yield StoryEvent(kind=StoryKind.EXPIRED, entry=entry, topic=op.topic)
+                    self._done_groups |= self.groups
                 continue
-            if op.group in self._done:
+            if op.group in self._done_groups:
                 continue
             at = np.flatnonzero(op.offsets == np.uint64(fired.offset))
             if len(at):
                 yield self._group_event(entry, op, int(at[0]))
 
-    def _new_life(self, entry: Entry, op: GroupOp) -> StoryEvent:
+    def _group_change(self, entry: Entry, op: GroupOp) -> StoryEvent:
         """Return the event of a seek, which gives the group a new id, or of its deletion."""
         offset = QueueOffset(int(op.offsets[0])) if op.op is Op.SEEK else None
-        what = What.SOUGHT if op.op is Op.SEEK else What.GROUP_DELETED
-        return StoryEvent(what=what, entry=entry, topic=op.topic, group=op.group, offset=offset)
+        kind = StoryKind.SOUGHT if op.op is Op.SEEK else StoryKind.GROUP_DELETED
+        return StoryEvent(kind=kind, entry=entry, topic=op.topic, group=op.group, offset=offset)
 
     def _group_event(self, entry: Entry, op: GroupOp, at: int) -> StoryEvent:
         attempt = 0
         if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
-            self._done.add(op.group)
+            self._done_groups.add(op.group)
         elif op.op is not Op.RECALL:
             self._failed[op.group] = attempt = self._failed.get(op.group, 0) + 1
         return StoryEvent(
-            what=_OF_OP[op.op],
+            kind=_OF_OP[op.op],
             entry=entry,
             topic=op.topic,
             group=op.group,
@@ -443,12 +449,12 @@ class StoryReader:
 
 
 _OF_OP: Final = {
-    Op.ACK: What.ACKED,
-    Op.MOVE: What.MOVED,
-    Op.NACK: What.NACKED,
-    Op.ENDED: What.LEASE_ENDED,
-    Op.RECALL: What.RECALLED,
-    Op.EXPIRE: What.EXPIRED,
+    Op.ACK: StoryKind.ACKED,
+    Op.MOVE: StoryKind.MOVED,
+    Op.NACK: StoryKind.NACKED,
+    Op.ENDED: StoryKind.LEASE_ENDED,
+    Op.RECALL: StoryKind.RECALLED,
+    Op.EXPIRE: StoryKind.EXPIRED,
 }
 
 

@@ -130,7 +130,9 @@ class EventReader:
         match entry.kind:
             case EntryKind.SCHEDULE:
                 schedule = decode_schedule(payload)
-                refused = [mark is not None and mark.refuses(n) for n in range(len(schedule.parts))]
+                refused = [
+                    mark is not None and mark.is_refused(n) for n in range(len(schedule.parts))
+                ]
                 yield self._schedule(schedule, payload, np.array(refused))
             case EntryKind.CANCEL:
                 targets = payloads.decode_cancel(payload)

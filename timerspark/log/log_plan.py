@@ -350,4 +350,4 @@ def issued_count(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> 
         return rows_of(payload)
     parts, _ = parts_of(payload)
     sizes = parts["rows"].tolist()
-    return sum(size for number, size in enumerate(sizes) if not mark.refuses(number))
+    return sum(size for number, size in enumerate(sizes) if not mark.is_refused(number))

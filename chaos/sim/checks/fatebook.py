@@ -64,7 +64,7 @@ SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
 APART_MAX: Final = 20
 """The limits of releases in worlds: so low that a release takes several FIREs."""
-CHANGED: Final = (apply_results.CANCELLED, apply_results.RESCHEDULED, apply_results.LEFT)
+CHANGED: Final = (apply_results.CANCELLED, apply_results.RESCHEDULED, apply_results.ENTRY_FULL)
 _CHECKERS: Final = {FIRED: "twice", CANCELLED: "cancel", REPLACED: "key", RESCHEDULED: "key"}
 """The checker of a timer that fires after this end."""
 

@@ -102,8 +102,8 @@ class EngineApp(App):
         machine = self.engine.machine
         if node.world.options.crowds:
             machine.store.dead_max, machine.store.chunk = workbook.DEAD_MAX, workbook.CHUNK
-        pauses = machine.pauses
-        pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+        machine.pauses.portion_rows, machine.pauses.sweep_topics = SWEEP_ROWS, SWEEP_TOPICS
+        machine.pauses.search_rows_max = APART_MAX
         known = frozenset(machine.voters) if self.engine.manifest_index else None
         self.voters: Voters | None = known or None
         self.state_time_ms = machine.applied_time_ms
@@ -215,7 +215,7 @@ class EngineApp(App):
         book.handed_out(self.node, delivery, self.node.world.referee.served)
         book.check_due(self.node, delivery)
         # A policy counts from the first portion of its entry.
-        following = self.applied_index + 1 + self.engine.machine.portions.begun
+        following = self.applied_index + 1 + self.engine.machine.portions.has_begun
         book.check_expiry(delivery, following)
         book.leases.handed_out(leader, delivery, self.node.mono_ms())
         options = self.node.world.options

@@ -61,7 +61,7 @@ def _end_in_memory(self: Store, rows: RowArray) -> None:
 def _made_firing(self: Pauses, topics: Iterable[Topic]) -> None:
     """Ignore the pause of a namespace for topics that are created later."""
     for topic in topics:
-        self._note(topic)
+        self._register(topic)
 
 
 _divide = Pauses._divide
@@ -113,7 +113,7 @@ MUTATIONS: Final = (
         {"pause", "digest"},
         40,
         "a new topic, or a restart, while the namespace is paused",
-        patch(Pauses, "made", _made_firing),
+        patch(Pauses, "add_topics", _made_firing),
         manifest_every=20,
         faults=("kill", "power"),
         fault_gap_ms=1_500,

@@ -37,7 +37,7 @@ def _capture_without_requests(machine: Machine, ahead: FlushSources) -> Any:
         machine.requests = kept
 
 
-_repeated = RequestIds.repeated
+_repeated = RequestIds.stored_answer
 
 
 def _stored(table: RequestIds, request: RequestId) -> RequestId:
@@ -124,7 +124,7 @@ MUTATIONS: Final = (
         {"request"},
         20,
         f"{ANY_WORLD}: an id that is used again just after its time",
-        patch(RequestIds, "repeated", _repeated_for_ever),
+        patch(RequestIds, "stored_answer", _repeated_for_ever),
     ),
     _mutation(
         "id_stands_for_any_request",
@@ -132,7 +132,7 @@ MUTATIONS: Final = (
         {"request"},
         20,
         f"{ANY_WORLD}: two requests under one id",
-        patch(RequestIds, "repeated", _repeated_whatever_it_asks),
+        patch(RequestIds, "stored_answer", _repeated_whatever_it_asks),
     ),
     _mutation(
         "topic_by_topic",

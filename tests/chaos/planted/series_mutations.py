@@ -82,7 +82,7 @@ MUTATIONS: Final = (
         {"series", "liveness"},
         20,
         f"{ANY_WORLD}: an occurrence is rescheduled",
-        patch(SeriesTable, "moved", _not_moved),
+        patch(SeriesTable, "on_rescheduled", _not_moved),
     ),
     _mutation(
         "paused_occurrence_fires",

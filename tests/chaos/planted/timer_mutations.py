@@ -454,7 +454,7 @@ MUTATIONS: Final = (
         {"twice", "digest"},
         20,
         "a lost answer",
-        patch(Producers, "repeated", _repeated),
+        patch(Producers, "stored_answer", _repeated),
     ),
     _mutation(
         "ack_before_commit",

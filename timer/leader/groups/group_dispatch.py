@@ -83,7 +83,7 @@ from timer.state.apply_results import (
     GroupApplied,
     GroupResult,
     MoveApplied,
-    NobodyApplied,
+    NoEffectApplied,
     SeekApplied,
 )
 from timer.state.machine import Machine
@@ -707,13 +707,13 @@ class GroupDispatch:
         waiters = [pending.done for pending in batch.pending_ops]
         for result, done in zip(applied.results, waiters, strict=False):
             self._on_result(result)
-            if done is not None and isinstance(result, NobodyApplied):
+            if done is not None and isinstance(result, NoEffectApplied):
                 done(self._no_effect_error(result.op))
             elif done is not None:
                 done(result)
         acks_by_op = batch.acks_by_op().values()
         for result, acks in zip(applied.results[len(waiters) :], acks_by_op, strict=True):
-            if isinstance(result, NobodyApplied):
+            if isinstance(result, NoEffectApplied):
                 self._answer_without_effect(acks)
                 continue
             assert isinstance(result, AcksApplied), result
@@ -749,7 +749,7 @@ class GroupDispatch:
             self._drop_group_leases(result)
             self.expiry.check_topic(result.op.topic)
             return
-        if isinstance(result, NobodyApplied):
+        if isinstance(result, NoEffectApplied):
             return
         changed = AcksApplied | MoveApplied | ExpireApplied
         op = result.op if isinstance(result, changed) else result

@@ -128,7 +128,7 @@ class Intake:
             InvalidRequestError: the id belongs to another request.
         """
         at_ms = self._accepted_at_ms(request, log_ms)
-        return self._state.requests.repeated(request, at_ms) is not None
+        return self._state.requests.stored_answer(request, at_ms) is not None
 
     def _accepted_at_ms(self, request: RequestId, log_ms: UnixMs) -> UnixMs:
         """Return when a request was accepted; the last time of an idle log may be long before."""

@@ -113,7 +113,7 @@ class SeriesIntake:
         self.check_count()
         self._hooks.check(topic, new=True)
         last_ms = spec.begins_after(now.clock_ms)
-        spec = spec.started(now.clock_ms)
+        spec = spec.with_start(now.clock_ms)
         self._check(topic, key, spec, new_times=True)
         self._creating += 1
 
@@ -137,12 +137,12 @@ class SeriesIntake:
         """
         view = self.find(series_id)
         self._hooks.check(view.topic, new=False)
-        spec = view.spec.changed(changes)
-        restarts = not spec.same_times(view.spec)
+        spec = view.spec.with_changes(changes)
+        restarts = not spec.has_same_times(view.spec)
         if restarts and "start_ms" not in changes and _waits_one_interval(view, now):
             spec = replace(spec, start_ms=0)
         restart_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
-        spec = spec.started(now.clock_ms)
+        spec = spec.with_start(now.clock_ms)
         if spec.start_ms != view.spec.start_ms:
             changes = {**changes, "start_ms": spec.start_ms}
         self._check(view.topic, view.key, spec, new_times=restarts)
