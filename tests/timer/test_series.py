@@ -70,7 +70,7 @@ class Bench:
 
     def create(self, key: bytes = b"k", spec: SeriesSpec = EVERY) -> int:
         applied = self.do("series", CreateSeries(TopicId(1), key, spec, UnixMs(START_MS)))
-        assert applied.refused is None
+        assert applied.refusal is None
         return int(applied.series)
 
     def alter(self, series: int, last_ms: int = 0, **changes: Any) -> SeriesApplied:
@@ -203,7 +203,7 @@ def test_refused_changes_name_their_reason() -> None:
         (AlterSeries(series, {"end_ms": 1}, UnixMs(0)), InvalidRequestError),
         (DeleteSeries(9), NotFoundError),
     ):
-        assert isinstance(bench.do("series", op).refused, error)
+        assert isinstance(bench.do("series", op).refusal, error)
     view = bench.machine.series.view(series)
     assert view is not None
     assert view.spec == EVERY

@@ -68,7 +68,7 @@ def created(play: Play, spec: SeriesSpec = TEN_S, key: bytes = b"k") -> int:
 def altered(play: Play, series: int, **changes: Any) -> None:
     play.leader.series.alter(series, changes, play.now, play.done("alter"))
     play.settle()
-    assert play.answers.pop("alter").refused is None
+    assert play.answers.pop("alter").refusal is None
 
 
 def view_of(play: Play, series: int) -> SeriesView:
