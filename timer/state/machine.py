@@ -270,9 +270,7 @@ class Machine(State):
         self.ledger.schedule(rows, pending=False)
         if (held := due & self.pauses.holds(rows)).any():
             due &= ~held
-            held &= self.ledger.is_past(
-                rows
-            )  # rows after the fire position are held by a later FIRE
+            held &= self.ledger.is_past(rows)  # later rows are held by a later FIRE
             self.ledger.add_pending(rows[held])
             self._hold(rows[held], {0: payload})
             rows, due = rows[~held], due[~held]
