@@ -40,7 +40,7 @@ LONGEST: Final = (
     "tests/conformance",
     "tests/hostile",
     "tests/cluster/test_failures.py",
-    "tests/chaos/test_suite_show.py",
+    "tests/chaos/test_suite_run.py",
     "tests/cluster/test_control_plane.py",
     "tests/chaos/test_sim_planted.py",
     "tests/chaos/test_suite_failing.py",

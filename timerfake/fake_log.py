@@ -123,7 +123,7 @@ class MemoryLog:
         self._is_commit_free = True
         self.on_commit(self.last_index)
 
-    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+    def cached_entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
         """Return entries `first` to `last`. Entries before `first` are applied: drop most."""
         while self._size > LOG_BYTES_MAX and self.first_index < first:
             self._size -= HEADER_SIZE + len(self._entries.pop(self.first_index).payload)
@@ -131,10 +131,10 @@ class MemoryLog:
         return [self._entries[LogIndex(index)] for index in range(first, last + 1)]
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
-        """Return entries `first` to `last`, as `cached`."""
-        return self.cached(first, last)
+        """Return entries `first` to `last`, as `cached_entries`."""
+        return self.cached_entries(first, last)
 
-    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
         """Return entries from `first` on, about `size_max` bytes. Empty: `first` was dropped."""
         found: list[Entry] = []
         while size_max > 0 and first <= last and (entry := self._entries.get(first)) is not None:
@@ -148,17 +148,17 @@ class MemoryLog:
         """Header time of the last entry."""
         return self._last_time_ms
 
-    def lease_held(self) -> bool:
+    def holds_lease(self) -> bool:
         """Return True: no other node can lead."""
         return True
 
-    async def synced(self, index: LogIndex) -> bool:
+    async def wait_until_synced(self, index: LogIndex) -> bool:
         """Return True at once: there is no disk."""
         del index
         return True
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        """Drop nothing: `cached` bounds the log."""
+        """Drop nothing: `cached_entries` bounds the log."""
 
 
 class NoDisk(Disk):

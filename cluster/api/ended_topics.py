@@ -60,7 +60,7 @@ def _read_on(log: HostLog, story: StoryReader, last: LogIndex) -> TimerKey | Non
     Returns the timer that a reschedule by id has replaced by it; it has the same topic.
     """
     story.skip_to(log.first_index)
-    for entry in log.kept(story.next, last, PORTION_BYTES):
+    for entry in log.stored_entries(story.next, last, PORTION_BYTES):
         if story.begun or story.never_began or entry.index != story.next:
             break
         for event in story.feed(entry):

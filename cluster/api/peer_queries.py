@@ -8,7 +8,7 @@ from typing import Final, TypeAlias, TypeVar
 import grpc
 
 from cluster.rpc import grpc_errors
-from replication.shell.peer_complaints import in_plain_words
+from replication.shell.peer_complaints import readable_details
 from timer.model.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -110,7 +110,7 @@ def agreement_of(digests: Sequence[str]) -> pb.Agreement.ValueType:
 
 def why(failed: grpc.aio.AioRpcError) -> str:
     """Return the reason why a node did not answer, in a few words."""
-    details = in_plain_words(failed.details() or "")
+    details = readable_details(failed.details() or "")
     if failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {PART_S:g} s"
     if grpc_errors.TRAILER in dict(failed.trailing_metadata() or ()):  # the node's own words

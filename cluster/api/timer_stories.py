@@ -114,7 +114,7 @@ class Stories:
         log = self._host.log
         story.skip_to(log.first_index)
         events: list[StoryEvent] = []
-        for entry in log.kept(story.next, last, PORTION_BYTES):
+        for entry in log.stored_entries(story.next, last, PORTION_BYTES):
             if entry.index == story.next and not story.over:  # a story may skip entries
                 events += story.feed(entry)
         return events
@@ -128,7 +128,7 @@ class Stories:
         log = self._host.log
         for _ in range(BEGINS_MAX):
             first = log.first_index
-            for entry in log.kept(first, first, 1):
+            for entry in log.stored_entries(first, first, 1):
                 return entry.index, entry.time_ms
         raise NotReadyError("the log of this node has no entries at the moment: retry")
 

@@ -592,7 +592,7 @@ class ControlPlane:
                     self._on_answer(ask_id, CommandAnswer(CommandOutcome(outcome), why, changed))
             case _:
                 more = {"kind": kind.name, "body": f"{body!r:.80}"}
-                self._complaints.say(peer, "unknown frame", peer_name=str(peer), **more)
+                self._complaints.log(peer, "unknown frame", peer_name=str(peer), **more)
 
     def _on_answer(self, ask_id: int, answer: CommandAnswer) -> None:
         _, answered = self._open_requests[ask_id]

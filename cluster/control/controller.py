@@ -48,7 +48,7 @@ from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitRepli
 from cluster.control.membership import Change, Learner, Refusal, id_name, voters_after
 from cluster.control.newest_log import newest_log, voters_by_name
 from cluster.control.succession import Candidate, best, why_behind
-from replication.core.quorum import Voters, granted
+from replication.core.quorum import Voters, is_granted
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -581,7 +581,7 @@ class Controller:
 
     def _has_majority(self, now_ms: MonoMs) -> bool:
         """Return whether a majority of the voters reports; of each set in force."""
-        return granted(self._sets, {node.replica_id for node in self._fresh(now_ms)})
+        return is_granted(self._sets, {node.replica_id for node in self._fresh(now_ms)})
 
     def _fresh(self, now_ms: MonoMs) -> list[_Node]:
         return [

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cluster.control.control_state import ControlState
 from cluster.control.controller_events import ReplicaReport, ReportedRole
 from cluster.control.membership import id_name
-from replication.core.quorum import Voters, granted
+from replication.core.quorum import Voters, is_granted
 from timer.model.units import ReplicaId
 
 
@@ -72,7 +72,7 @@ def _newest(logs: Sequence[ReplicaReport]) -> ReplicaReport | None:
 
 
 def _can_win(log: ReplicaReport | None, reports: Sequence[ReplicaReport]) -> bool:
-    return log is not None and granted(log.sets, {report.replica_id for report in reports})
+    return log is not None and is_granted(log.sets, {report.replica_id for report in reports})
 
 
 def voters_by_name(

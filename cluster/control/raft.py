@@ -526,7 +526,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._machine.check(arrived.state)
             check_term({"type": "snapshot", "term": arrived.last[2]}, self.raftCurrentTerm)
         except (CorruptFileError, UnknownVersionError, ValueError, BadRaftMessage) as error:
-            self._complaints.say("", "rejected a snapshot from a leader", error=error)
+            self._complaints.log("", "rejected a snapshot from a leader", error=error)
             return False
         except BaseException as error:  # noqa: BLE001
             self._fail(ExitCode.SNAPSHOT_FAILED, repr(error))

@@ -43,7 +43,7 @@ import msgpack
 
 from cluster.control.raft_codec import MESSAGE_SIZE_MAX, BadRaftMessage, RaftMessage, decode, unpack
 from replication.shell.peer_complaints import Complaints
-from replication.shell.tcp_stream import CONNECT_S, Expected, TcpEnds, TcpStream
+from replication.shell.tcp_stream import CONNECT_S, ExpectedConnection, TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class RaftLink(grpc.GenericRpcHandler):
             ) as error:
                 if peer.up:
                     more = {"peer_name": peer.name, "error": _brief(error)}
-                    self._breaks.say(peer.name, "the link broke", **more)
+                    self._breaks.log(peer.name, "the link broke", **more)
             except Exception:  # `channel_for` resolves a name, which may fail in any way
                 logger.exception("link to %s", peer.name)
             if peer.up:
@@ -372,7 +372,7 @@ class RaftLink(grpc.GenericRpcHandler):
         try:
             peer = await self._greet(context)
         except BadRaftMessage as error:
-            self._complaints.say("", "refused a link", peer=context.peer(), error=str(error))
+            self._complaints.log("", "refused a link", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         task = asyncio.current_task()
         assert task is not None
@@ -391,7 +391,7 @@ class RaftLink(grpc.GenericRpcHandler):
         peer: _Peer,
         task: asyncio.Task[Any],
         context: grpc.aio.ServicerContext[bytes, bytes],
-        expected: Expected | None,
+        expected: ExpectedConnection | None,
     ) -> None:
         """Process a stream's frames until it ends, after the end of the one before."""
         self._newest[peer.name] = task
@@ -399,7 +399,7 @@ class RaftLink(grpc.GenericRpcHandler):
         if older is not None:
             text = "a second link of a peer ended its first"
             links = {"first": older.get_name(), "second": task.get_name()}
-            self._complaints.say(f"second {peer.name}", text, peer_name=peer.name, **links)
+            self._complaints.log(f"second {peer.name}", text, peer_name=peer.name, **links)
             older.cancel()  # before the first frame of this one, so that no old frame comes later
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
         if expected is not None and self._tcp.port is not None:
@@ -476,7 +476,7 @@ class RaftLink(grpc.GenericRpcHandler):
 
     def _complain(self, peer: _Peer, error: BadRaftMessage) -> None:
         more = {"peer_name": peer.name, "error": str(error)}
-        self._complaints.say(peer.name, "broke off the link", **more)
+        self._complaints.log(peer.name, "broke off the link", **more)
 
 
 def _port_of(text: str) -> int:

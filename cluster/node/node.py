@@ -169,7 +169,7 @@ class Node:
             if mine:
                 self._parts.promotions.on_appointed(state.epoch)
             voters = state.change_of(replica.voters)
-            replica.appointed(state.epoch, state.leader, voters, state.level)
+            replica.on_appointment(state.epoch, state.leader, voters, state.level)
         self._parts.digests.compare(state.checkpoint)
         self._parts.view.note_leader(state)
 

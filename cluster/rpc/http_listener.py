@@ -14,7 +14,7 @@ from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
-from replication.shell.accepting import accepted, listening_at
+from replication.shell.accepting import connections_of, listen_at
 from replication.shell.task_failures import cancel_and_wait
 
 HANDSHAKE_S: Final = 5.0
@@ -55,7 +55,7 @@ class HttpListener:
         Raises:
             OSError: an address is in use, or not this machine's.
         """
-        self._sockets = await listening_at(host, port)
+        self._sockets = await listen_at(host, port)
         loop = asyncio.get_running_loop()
         self._looking = [loop.create_task(self._connections.run())]
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
@@ -70,7 +70,7 @@ class HttpListener:
         self._sockets.clear()
 
     async def _accept(self, listening: socket.socket) -> None:
-        async for connection in accepted(listening):
+        async for connection in connections_of(listening):
             was_full = self._close_oldest()
             task = asyncio.create_task(self._greet(connection))
             self._handshakes[task] = None

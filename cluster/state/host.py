@@ -127,7 +127,7 @@ class Host:
     @property
     def serves(self) -> bool:
         """Whether this node leads, and no other node can lead at this moment."""
-        return self.engine.leader is not None and self.log.lease_held()
+        return self.engine.leader is not None and self.log.holds_lease()
 
     def require_leader(self) -> Leader:
         """Return the leader core.

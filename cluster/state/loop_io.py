@@ -35,7 +35,7 @@ class HostLog(Protocol):
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         """Append an entry as the leader."""
 
-    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+    def cached_entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """Return entries that are in memory."""
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
@@ -45,7 +45,7 @@ class HostLog(Protocol):
     def first_index(self) -> LogIndex:
         """The first entry that is kept. Any thread may ask."""
 
-    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
         """Return entries from the disk, about `size_max` bytes; none: `first` is gone.
 
         For a thread.
@@ -55,10 +55,10 @@ class HostLog(Protocol):
     def last_time_ms(self) -> UnixMs:
         """Header time of the last entry."""
 
-    def lease_held(self) -> bool:
+    def holds_lease(self) -> bool:
         """Whether this node's leadership is certain at this moment."""
 
-    async def synced(self, index: LogIndex) -> bool:
+    async def wait_until_synced(self, index: LogIndex) -> bool:
         """Wait until the log is on this disk up to the applied `index`. False: it never will be."""
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
@@ -203,11 +203,11 @@ class LoopIo:
 
     def lease_held(self) -> bool:
         """See StateIo."""
-        return self._log.lease_held()
+        return self._log.holds_lease()
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """See StateIo."""
-        return self._log.cached(first, last)
+        return self._log.cached_entries(first, last)
 
     def read(
         self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
@@ -223,7 +223,7 @@ class LoopIo:
         """See StateIo."""
 
         async def wait() -> None:
-            if await self._log.synced(index):
+            if await self._log.wait_until_synced(index):
                 done()
 
         self._spawn(wait())

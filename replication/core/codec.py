@@ -205,11 +205,13 @@ def _leadership(promise: Promise) -> pb.Leadership:
     return pb.Leadership(epoch=promise.epoch, leader=promise.leader, nonce=promise.nonce)
 
 
-def _promise(said: pb.Leadership) -> Promise:
-    for value in (said.epoch, said.leader, said.nonce):
+def _promise(leadership: pb.Leadership) -> Promise:
+    for value in (leadership.epoch, leadership.leader, leadership.nonce):
         if not 1 <= value <= ID_MAX:
-            raise ValueError(f"invalid leadership {said.epoch}, {said.leader}, {said.nonce}")
-    return Promise(Epoch(said.epoch), ReplicaId(said.leader), Nonce(said.nonce))
+            raise ValueError(
+                f"invalid leadership {leadership.epoch}, {leadership.leader}, {leadership.nonce}"
+            )
+    return Promise(Epoch(leadership.epoch), ReplicaId(leadership.leader), Nonce(leadership.nonce))
 
 
 def _starts(starts: Iterable[LogStart]) -> list[pb.Start]:
@@ -236,8 +238,10 @@ def _conflict(conflict: Conflict | None) -> pb.Conflict | None:
     )
 
 
-def _read_conflict(said: pb.Conflict) -> Conflict:
-    return Conflict(Epoch(said.epoch), LogIndex(said.first_index), LogIndex(said.last_index))
+def _read_conflict(conflict: pb.Conflict) -> Conflict:
+    return Conflict(
+        Epoch(conflict.epoch), LogIndex(conflict.first_index), LogIndex(conflict.last_index)
+    )
 
 
 def _last_index(last: int, prev: int) -> LogIndex:

@@ -61,7 +61,7 @@ from replication.core.peer_messages import (
 )
 from replication.core.progress import Bid, OwnDisk, Progress, WaitingFence, has_forgotten, sample_of
 from replication.core.promise import Promise
-from replication.core.quorum import Voters, granted, one_change, reached
+from replication.core.quorum import Voters, is_granted, majority_value, one_change
 from replication.core.replication_config import ReplicationConfig
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
@@ -121,26 +121,26 @@ class Core:
 
         self._now = now_ms
         self._role = Role.FOLLOWER
-        self._held: WaitingFence | None = None
+        self._waiting_fence: WaitingFence | None = None
         self._bid: Bid | None = None
         self._met: set[ReplicaId] = set()
         """Replicas that were connected since the start, voters or not."""
         self._sets = self._sets_in_force()
         # Follower. A leader from before this start may still count this replica's answers in its
         # lease. Not if no promise was ever given, or the last was to an earlier process of our own.
-        self._guarded_until = now_ms
+        self._guard_ends_ms = now_ms
         if promise.epoch and promise.leader != me:
-            self._guarded_until = MonoMs(now_ms + conf.guard_ms)
+            self._guard_ends_ms = MonoMs(now_ms + conf.guard_ms)
         self._released = False
-        self._matched = commit_index
+        self._matched_index = commit_index
         self._heard_commit = commit_index
         self._sure_from: LogIndex | None = None
-        self._owed: tuple[ReplicaId, Append, MonoMs] | None = None
+        self._owed_answer: tuple[ReplicaId, Append, MonoMs] | None = None
         self._fetch: tuple[ReplicaId, Fetch] | None = None
         # Leader.
         self.serving = False
         self.draining = False
-        self.parting = False
+        self.takes_last_entries = False
         """The handover has begun; the shell may still propose its last entries."""
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
@@ -170,7 +170,7 @@ class Core:
     @property
     def matched_index(self) -> LogIndex:
         """Up to this index the log equals that of the leader being followed."""
-        return self.shape.last_index if self._role is Role.LEADER else self._matched
+        return self.shape.last_index if self._role is Role.LEADER else self._matched_index
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -181,7 +181,7 @@ class Core:
     def timed_index(self) -> LogIndex:
         """A leader's commits up to this index show how quick it is: no full link delays them."""
         ends = {peer: each.timed_index(self.conf) for peer, each in self._progress.items()}
-        return LogIndex(reached(self._sets, {self.me: self.shape.last_index, **ends}))
+        return LogIndex(majority_value(self._sets, {self.me: self.shape.last_index, **ends}))
 
     @property
     def bid_epoch(self) -> Epoch:
@@ -195,12 +195,12 @@ class Core:
         values = {self.me: int(now_ms)}
         for peer, progress in self._progress.items():
             if progress.acked_ms is not None:
-                # 0 means "absent" in `reached`, and the clock may start at 0.
+                # 0 means "absent" in `majority_value`, and the clock may start at 0.
                 values[peer] = max(progress.acked_ms, 1)
-        sent_ms = reached(self._sets, values)
+        sent_ms = majority_value(self._sets, values)
         return MonoMs(sent_ms + self.conf.lease_ms) if sent_ms else self._led_ms
 
-    def lease_held(self, now_ms: MonoMs) -> bool:
+    def holds_lease(self, now_ms: MonoMs) -> bool:
         """Return whether the lease excludes another leader at `now_ms`."""
         until_ms = self.lease_until_ms(now_ms)
         return until_ms is not None and now_ms < until_ms
@@ -245,8 +245,8 @@ class Core:
 
     def _settle(self, out: Effects) -> None:
         """Do everything that has become possible or due."""
-        if self._held is not None:
-            self._consider_fence(self._held, out)
+        if self._waiting_fence is not None:
+            self._consider_fence(self._waiting_fence, out)
         if self._bid is not None:
             self._pursue(self._bid, out)
         if self._role is Role.LEADER:
@@ -266,8 +266,8 @@ class Core:
         at: list[int] = []
         if self._bid is not None:
             at.append(self._bid.send_at_ms)
-        if self._held is not None:
-            at.append(max(self._guarded(), self._now + 1))
+        if self._waiting_fence is not None:
+            at.append(max(self._no_other_until(), self._now + 1))
         if self._role is Role.LEADER:
             sent_ms = min((p.sent_ms for p in self._progress.values()), default=self._now)
             at.append(sent_ms + self.conf.heartbeat_ms)
@@ -324,47 +324,47 @@ class Core:
         out.persist = Persist(under, self.unsure)
         self.leader = None
         self._released = False
-        self._guarded_until = self._now
-        self._matched = self._heard_commit = self.commit_index
+        self._guard_ends_ms = self._now
+        self._matched_index = self._heard_commit = self.commit_index
         self._sure_from = None
-        self._owed = self._fetch = None
+        self._owed_answer = self._fetch = None
         if self._bid is not None and not self._admits(self._bid.under):
             self._drop_bid()
 
-    def _guarded(self) -> MonoMs:
+    def _no_other_until(self) -> MonoMs:
         """Return the time until which this replica promises no other leader."""
         if self._role is Role.LEADER:
             # A leader counts its own answer like the others'.
             return self.lease_until_ms(self._now) or self._now
-        return self._now if self._released else self._guarded_until
+        return self._now if self._released else self._guard_ends_ms
 
     def _on_fence(self, sender: ReplicaId, fence: Fence, out: Effects) -> None:
         # A replica that is no voter in its own log answers too: the candidate may know a newer set.
         if not self._admits(fence.under):
             self._refuse(sender, fence.under, out)
             return
-        held = self._held
-        if held is None or held.fence.under.epoch < fence.under.epoch:
-            self._held = WaitingFence(sender, fence, self._now)
-        elif held.fence.under == fence.under:
-            held.fence, held.since_ms = fence, self._now
+        waiting = self._waiting_fence
+        if waiting is None or waiting.fence.under.epoch < fence.under.epoch:
+            self._waiting_fence = WaitingFence(sender, fence, self._now)
+        elif waiting.fence.under == fence.under:
+            waiting.fence, waiting.since_ms = fence, self._now
 
-    def _consider_fence(self, held: WaitingFence, out: Effects) -> None:
+    def _consider_fence(self, waiting: WaitingFence, out: Effects) -> None:
         """Answer the waiting fence if no lease and no unflushed log forbids it any more."""
-        under = held.fence.under
+        under = waiting.fence.under
         if not self._admits(under):
-            self._held = None
-            self._refuse(held.sender, under, out)
+            self._waiting_fence = None
+            self._refuse(waiting.sender, under, out)
             return
         if under != self.promise:
-            if self._role is Role.LEADER and self.lease_held(self._now):
+            if self._role is Role.LEADER and self.holds_lease(self._now):
                 self._drain()  # a higher epoch was appointed, and its candidate is alive
                 return
-            if self._now < self._guarded():
+            if self._now < self._no_other_until():
                 return
         if self.durable_index < self.shape.last_index:
             return
-        self._held = None
+        self._waiting_fence = None
         if under != self.promise:
             self._adopt(under, out)
         answer = FenceAnswer(
@@ -373,14 +373,14 @@ class Core:
             last_index=self.shape.last_index,
             unsure=self.unsure,
             sets=self.shape.sets_from(self.commit_index),
-            echo_ms=held.fence.sent_ms,
-            waited_ms=self._now - held.since_ms,
+            echo_ms=waiting.fence.sent_ms,
+            waited_ms=self._now - waiting.since_ms,
         )
-        if held.sender == self.me:
+        if waiting.sender == self.me:
             self._become(Role.CANDIDATE)
-            self._count(self.me, answer)
+            self._note_fence_answer(self.me, answer)
         else:
-            out.send.append(OutgoingMessage(held.sender, answer))
+            out.send.append(OutgoingMessage(waiting.sender, answer))
 
     def _on_refused(self, under: Promise, promise: Promise, out: Effects) -> None:
         self.highest_met = max(self.highest_met, promise.epoch)
@@ -405,34 +405,34 @@ class Core:
             return
         under = Promise(epoch, self.me, self.nonce)
         self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now, voters=voters)
-        if self._held is not None and self._held.fence.under.epoch >= epoch:
+        if self._waiting_fence is not None and self._waiting_fence.fence.under.epoch >= epoch:
             return  # another candidate was first; the bid ends when that one is promised
         # Our own vote waits for the same conditions as every other vote.
         fence = Fence(under=under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
-        self._held = WaitingFence(self.me, fence, self._now)
+        self._waiting_fence = WaitingFence(self.me, fence, self._now)
 
     def _drop_bid(self) -> None:
         self._bid = None
         if self._role is Role.CANDIDATE:
             self._become(Role.FOLLOWER)
-        if self._held is not None and self._held.sender == self.me:
-            self._held = None
+        if self._waiting_fence is not None and self._waiting_fence.sender == self.me:
+            self._waiting_fence = None
 
     def _on_fence_answer(self, sender: ReplicaId, answer: FenceAnswer, wall_ms: UnixMs) -> None:
         self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
         if self._bid is not None and self._bid.under == answer.under:
-            self._count(sender, answer)
+            self._note_fence_answer(sender, answer)
 
-    def _count(self, voter: ReplicaId, answer: FenceAnswer) -> None:
+    def _note_fence_answer(self, voter: ReplicaId, answer: FenceAnswer) -> None:
         bid = self._bid
         assert bid is not None, answer
         assert answer.last_epoch < bid.under.epoch, f"entries of an epoch not led yet: {answer}"
         if self._now - bid.moved_ms >= self.conf.bid_ms:
             return  # the bid has expired: voters may have dropped what they answered before a pause
-        if bid.hears(voter, answer):
+        if bid.is_news(voter, answer):
             bid.moved_ms = self._now
 
-    def _counted(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
+    def _counting_voters(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
         """Return the voters whose promises count."""
         if bid.answers.keys() >= frozenset().union(*sets):
             return set(bid.answers)
@@ -440,9 +440,11 @@ class Core:
         # every voter has answered.
         return {voter for voter, answer in bid.answers.items() if not answer.unsure}
 
-    def _greatest(self, bid: Bid, who: set[ReplicaId]) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
+    def _greatest_end(
+        self, bid: Bid, voters: set[ReplicaId]
+    ) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
         """Return the greatest log end among the voters `who`, and a voter that has it."""
-        ends = {voter: bid.answers[voter] for voter in who}
+        ends = {voter: bid.answers[voter] for voter in voters}
         return max(((end.last_epoch, end.last_index), voter) for voter, end in ends.items())
 
     def _pursue(self, bid: Bid, out: Effects) -> None:
@@ -451,17 +453,17 @@ class Core:
             return
         sets = bid.sets(self.shape.sets_from(self.commit_index))
         if self.promise == bid.under:
-            who = self._counted(bid, sets)
-            if self.me in bid.answers and granted(sets, who):
-                goal, source = self._greatest(bid, who)
+            voters = self._counting_voters(bid, sets)
+            if self.me in bid.answers and is_granted(sets, voters):
+                goal, source = self._greatest_end(bid, voters)
                 if (self.shape.last_epoch, self.shape.last_index) >= goal:
                     self._begin(bid, out)
                     return
                 self._fetch_from(bid, source, out)
         if self._now >= bid.send_at_ms:
-            self._ask(bid, sets, out)
+            self._send_fences(bid, sets, out)
 
-    def _ask(self, bid: Bid, sets: tuple[Voters, ...], out: Effects) -> None:
+    def _send_fences(self, bid: Bid, sets: tuple[Voters, ...], out: Effects) -> None:
         """Send or repeat the fences and the fetch that have no answer yet."""
         bid.send_at_ms = MonoMs(self._now + self.conf.heartbeat_ms)
         fence = Fence(under=bid.under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
@@ -473,7 +475,7 @@ class Core:
     def _fetch_from(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
         """Fetch the entries of `source`. Drop its answer if it has been silent for `source_ms`."""
         if bid.source != source:
-            bid.source, bid.asked = source, False
+            bid.source, bid.fetch_in_flight = source, False
             bid.source_moved_ms = self._now
             bid.prev = min(self.shape.last_index, bid.answers[source].last_index)
         elif self._now - bid.source_moved_ms >= self.conf.source_ms:
@@ -481,11 +483,11 @@ class Core:
             del bid.answers[source]
             bid.source = None
             return
-        if not bid.asked:
+        if not bid.fetch_in_flight:
             self._send_fetch(bid, source, out)
 
     def _send_fetch(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
-        bid.asked, prev = True, bid.prev
+        bid.fetch_in_flight, prev = True, bid.prev
         fetch = Fetch(under=bid.under, prev_epoch=self.shape.epoch_at(prev), prev_index=prev)
         out.send.append(OutgoingMessage(source, fetch))
 
@@ -549,7 +551,7 @@ class Core:
             del bid.answers[sender]
             bid.source = None
             return
-        bid.source_moved_ms, bid.asked = self._now, False
+        bid.source_moved_ms, bid.fetch_in_flight = self._now, False
 
     # ---------------------------------------------------------------- leader
 
@@ -585,7 +587,7 @@ class Core:
             return voters
         return proposed if one_change(voters, proposed) else voters
 
-    def started(self, size: int) -> None:
+    def set_start_size(self, size: int) -> None:
         """Record the size of the EPOCH entry that `start` ordered. Call before the next step."""
         assert len(self.tail) == self.shape.last_index - self.tail.first_index, len(self.tail)
         self.tail.extend((size,))
@@ -598,8 +600,8 @@ class Core:
             ]
             self._released = True
             self._progress = {}
-            self._matched = self._heard_commit = self.commit_index
-            self.serving = self.draining = self.parting = False
+            self._matched_index = self._heard_commit = self.commit_index
+            self.serving = self.draining = self.takes_last_entries = False
             self.leader, self._own_disk = None, OwnDisk()
             self.caught_up_ms = self._now
         if self._role is not Role.FOLLOWER:
@@ -607,19 +609,19 @@ class Core:
 
     def _drain(self) -> None:
         if self._role is Role.LEADER and not self.draining:
-            self.draining = self.parting = True
+            self.draining = self.takes_last_entries = True
             self._drain_ms = self._now
 
     def _on_proposed(self, sizes: Sequence[int]) -> None:
         assert self._role is Role.LEADER, self._role
         assert self.serving, "proposed before the EPOCH entry committed"
-        assert self.parting or not self.draining, "proposed while handing over"
+        assert self.takes_last_entries or not self.draining, "proposed while handing over"
         self.shape.extend(LogIndex(self.shape.last_index + len(sizes)), ())
         self.tail.extend(sizes)
 
-    def parted(self) -> None:
+    def end_proposals(self) -> None:
         """Record that the shell has proposed its last entries. A `Tick` must follow."""
-        self.parting = False
+        self.takes_last_entries = False
 
     def _lead(self, out: Effects) -> None:
         until_ms = self.lease_until_ms(self._now)
@@ -629,7 +631,7 @@ class Core:
         if leases >= self.conf.stepdown_leases or stuck >= self.conf.stuck_leases:
             self._cease(out)
             return
-        if self.draining and not self.parting:
+        if self.draining and not self.takes_last_entries:
             waited_ms = self._now - self._drain_ms
             if (
                 self.commit_index == self.shape.last_index
@@ -642,12 +644,12 @@ class Core:
         for peer, progress in self._progress.items():
             self._feed(peer, progress, out)
             if self._now - progress.sent_ms >= self.conf.heartbeat_ms:
-                progress.waiting = False
+                progress.probe_in_flight = False
                 if not self._feed(peer, progress, out):
                     self._send_append(peer, progress, LogIndex(progress.next - 1), 0, out)
                 if progress.is_late(self._now, self.conf):
                     self._renew(peer, progress, out)
-                if progress.stranded:
+                if progress.is_stranded:
                     behind = Behind(under=self.promise, to_nonce=progress.nonce)
                     out.send.append(OutgoingMessage(peer, behind))
 
@@ -657,13 +659,13 @@ class Core:
         while progress.next <= self.shape.last_index and progress.may_send(self.conf):
             if progress.next < self.tail.first_index:
                 # While searching, a heartbeat finds the common index without reading the disk.
-                if not progress.searching:
+                if not progress.is_searching:
                     progress.read_log()
                     limit = min(self.conf.message_bytes, progress.window // 2)
                     out.read.append(self._read(peer, progress.next, limit))
                 break
             limit = min(self.conf.message_bytes, progress.window // 2)
-            if progress.searching:
+            if progress.is_searching:
                 limit = self.conf.probe_bytes
             last = self.tail.span(progress.next, limit)
             size = self.tail.size(LogIndex(progress.next - 1), last)
@@ -676,7 +678,7 @@ class Core:
     ) -> None:
         """Send the entries [next, last], `size` bytes; a heartbeat if there are none."""
         prev = LogIndex(progress.next - 1)
-        progress.sent(self._now, last, size)
+        progress.note_append(self._now, last, size)
         out.send.append(OutgoingMessage(peer, self._append(progress, prev, last)))
 
     def _renew(self, peer: ReplicaId, progress: Progress, out: Effects) -> None:
@@ -717,7 +719,7 @@ class Core:
             return
         if self._role is Role.LEADER:
             progress = self._progress.get(event.peer)
-            if progress is not None and progress.loaded(event.first):
+            if progress is not None and progress.end_read(event.first):
                 self._send_append(event.peer, progress, event.last, event.size, out)
         elif self._fetch is not None:
             to, fetch = self._fetch
@@ -729,22 +731,22 @@ class Core:
         if self._role is not Role.LEADER or answer.under != self.promise:
             return
         progress = self._progress.get(sender)
-        if progress is None or answer.nonce in progress.retired:
+        if progress is None or answer.nonce in progress.earlier_nonces:
             return
         base = self.shape.base_index
-        progress.met(answer.nonce, LogIndex(max(answer.prev_index, base) + 1))
+        progress.note_nonce(answer.nonce, LogIndex(max(answer.prev_index, base) + 1))
         self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
-        progress.answered(self._now, answer, self.conf)
+        progress.note_answer(self._now, answer, self.conf)
         if answer.fenced_by > self.epoch:
             self._drain()
         if answer.conflict is not None:
-            progress.conflicts(answer.prev_index, self.shape.resume_at(answer.conflict))
+            progress.note_conflict(answer.prev_index, self.shape.resume_at(answer.conflict))
             return
         assert answer.durable_index <= answer.matched_index <= self.shape.last_index, (
             f"replica {sender} matched an entry that was never sent: {answer},"
             f" last index {self.shape.last_index}"
         )
-        progress.matched(answer.matched_index, answer.durable_index, base)
+        progress.note_match(answer.matched_index, answer.durable_index, base)
 
     def _fresh(self, first: LogIndex) -> Progress:
         return Progress(next=first, window=self.conf.window_bytes_start)
@@ -767,7 +769,7 @@ class Core:
         values: dict[ReplicaId, int] = {self.me: self.durable_index}
         for peer, progress in self._progress.items():
             values[peer] = progress.match
-        most = reached(self._sets, values)
+        most = majority_value(self._sets, values)
         self._own_disk.note(self._now, self.durable_index, LogIndex(most))
         # This may pass our own durable index. Such entries stay in memory until our disk has them.
         if most > self.commit_index and self._may_commit(LogIndex(most)):
@@ -805,21 +807,21 @@ class Core:
         assert append.under.leader == sender, (sender, append.under)
         self.leader = sender
         if not self._released:
-            self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
+            self._guard_ends_ms = MonoMs(self._now + self.conf.guard_ms)
         conflict = None
         if append.prev_index > self.commit_index:  # a leader's log holds every committed entry
             conflict = self._conflict(append.prev_epoch, append.prev_index)
         if conflict is None:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
-            self._matched = max(self._matched, append.last_index)
+            self._matched_index = max(self._matched_index, append.last_index)
             self._heard_commit = max(self._heard_commit, append.commit_index)
-            if append.commit_index <= self._matched:
+            if append.commit_index <= self._matched_index:
                 self.caught_up_ms = self._now
             self.kept_from = max(self.kept_from, append.kept_from)
             if append.to_nonce == self.nonce:
                 self._sure_from = max(self._sure_from or append.commit_index, append.commit_index)
             if append.last_index > max(self.durable_index, append.prev_index):
-                self._owed = (sender, append, self._now)
+                self._owed_answer = (sender, append, self._now)
                 return
         self._answer_append(sender, append, conflict, self._now, out)
 
@@ -835,17 +837,17 @@ class Core:
             under=append.under,
             nonce=self.nonce,
             prev_index=append.prev_index,
-            matched_index=self._matched,
-            durable_index=self._acked(),
+            matched_index=self._matched_index,
+            durable_index=self._acked_index(),
             conflict=conflict,
-            fenced_by=self._held.fence.under.epoch if self._held else Epoch(0),
+            fenced_by=self._waiting_fence.fence.under.epoch if self._waiting_fence else Epoch(0),
             echo_ms=append.sent_ms,
             waited_ms=self._now - since_ms,
         )
         out.send.append(OutgoingMessage(to, answer))
 
-    def _acked(self) -> LogIndex:
-        return min(self.durable_index, self._matched)
+    def _acked_index(self) -> LogIndex:
+        return min(self.durable_index, self._matched_index)
 
     def _conflict(self, prev_epoch: Epoch, prev_index: LogIndex) -> Conflict | None:
         """Return where this log differs from one with that entry. None: this log has the entry."""
@@ -864,9 +866,9 @@ class Core:
         """Replace (prev, last] of this log by the received entries. `prev` has matched."""
         assert len(sizes) == last - prev, (len(sizes), prev, last)
         known = max(prev, min(self.commit_index, last))
-        parts_at = self.shape.parts_at(known, starts, last)
-        if parts_at is not None:
-            self._truncate(LogIndex(parts_at - 1), out)
+        divergence = self.shape.divergence_at(known, starts, last)
+        if divergence is not None:
+            self._truncate(LogIndex(divergence - 1), out)
         first = LogIndex(max(self.shape.last_index, prev) + 1)
         if last >= first:
             assert first == self.shape.last_index + 1, (first, self.shape.last_index)
@@ -879,8 +881,8 @@ class Core:
         assert after >= self.commit_index, (
             f"truncating to {after}, below the committed {self.commit_index}"
         )
-        assert after >= self._matched or self._bid is not None, (
-            f"truncating to {after}, below the matched {self._matched}"
+        assert after >= self._matched_index or self._bid is not None, (
+            f"truncating to {after}, below the matched {self._matched_index}"
         )
         self.shape.truncate_after(after)
         self.tail.truncate_after(after)
@@ -891,19 +893,19 @@ class Core:
         out.truncate_after = after
 
     def _follow(self, out: Effects) -> None:
-        index = LogIndex(min(self._heard_commit, self._acked()))
+        index = LogIndex(min(self._heard_commit, self._acked_index()))
         if index > self.commit_index:
             self._commit(index)
-        if self._owed is not None:
-            to, append, since_ms = self._owed
-            if self._acked() > append.prev_index or self._acked() >= append.last_index:
+        if self._owed_answer is not None:
+            to, append, since_ms = self._owed_answer
+            if self._acked_index() > append.prev_index or self._acked_index() >= append.last_index:
                 self._answer_append(to, append, None, since_ms, out)
-                if self._acked() >= append.last_index:
-                    self._owed = None
+                if self._acked_index() >= append.last_index:
+                    self._owed_answer = None
         if (
             self.unsure
             and self._sure_from is not None
-            and self._sure_from <= self._acked()
+            and self._sure_from <= self._acked_index()
             and self.shape.last_epoch == self.promise.epoch
             and self._sure_from >= self.shape.last_start
         ):
@@ -924,14 +926,14 @@ class Core:
         if index > self.shape.base_index + 1:
             self.shape.drop_before(index)
             for progress in self._progress.values():
-                if progress.next < index:  # a conflict at the new base marks it `stranded`
+                if progress.next < index:  # a conflict at the new base marks it stranded
                     progress.probe_from(index)
         return LogIndex(self.shape.base_index + 1)
 
     @property
     def stranded(self) -> tuple[ReplicaId, ...]:
         """Followers that need entries which this leader's log has dropped."""
-        return tuple(peer for peer, progress in self._progress.items() if progress.stranded)
+        return tuple(peer for peer, progress in self._progress.items() if progress.is_stranded)
 
     def __str__(self) -> str:
         """Return one line for scenario texts and failure reports."""
@@ -944,5 +946,5 @@ class Core:
         ]
         words += [word for word in ("serving", "draining", "unsure") if getattr(self, word)]
         words += [f"bid={self.bid_epoch}"] if self._bid else []
-        words += [f"held={self._held.fence.under.epoch}"] if self._held else []
+        words += [f"held={self._waiting_fence.fence.under.epoch}"] if self._waiting_fence else []
         return " ".join(words)

@@ -106,7 +106,7 @@ class LogShape:
         self.base_index = LogIndex(index - 1)
         del self._starts[: bisect_left(self._starts, index, key=_index)]
 
-    def parts_at(
+    def divergence_at(
         self, prev_index: LogIndex, starts: Sequence[LogStart], last: LogIndex
     ) -> LogIndex | None:
         """Return the first index in (prev_index, last] at which another log's epoch differs.
@@ -150,7 +150,7 @@ class EntrySizes:
         self._ends: list[int] = [0]
         # _ends[i]: bytes from a fixed point to the end of entry first_index - 1 + i.
         self._old_index = LogIndex(0)
-        self._look_ms = MonoMs(0)
+        self._check_ms = MonoMs(0)
         """Until then `age` removes nothing. Entries up to `_old_index` existed when it was set."""
 
     def __len__(self) -> int:
@@ -209,13 +209,13 @@ class EntrySizes:
 
         A call removes AGED_MAX of them at most: to free many entries takes a while.
         """
-        if now_ms < self._look_ms:
+        if now_ms < self._check_ms:
             return
         last = min(self._old_index, durable_index)
         self._remove(min(last, LogIndex(self.first_index + AGED_MAX - 1)))
         if self.first_index > last or not len(self):
             self._old_index = LogIndex(self.first_index + len(self) - 1)
-            self._look_ms = MonoMs(now_ms + keep_ms)
+            self._check_ms = MonoMs(now_ms + keep_ms)
 
     def _remove(self, last: LogIndex) -> None:
         count = min(max(0, last - self.first_index + 1), len(self))

@@ -101,9 +101,9 @@ def _append(core: Core, append: Append) -> str | None:
         if said != held:
             return f"entry {settled} is of epoch {said}: the one committed here is of epoch {held}"
     if append.under == core.promise and prev <= core.matched_index:
-        parts_at = shape.parts_at(max(prev, settled), append.starts, last)
-        if parts_at is not None and parts_at <= core.matched_index:
-            return f"log differs at {parts_at}: it was matched up to {core.matched_index}"
+        divergence_at = shape.divergence_at(max(prev, settled), append.starts, last)
+        if divergence_at is not None and divergence_at <= core.matched_index:
+            return f"log differs at {divergence_at}: it was matched up to {core.matched_index}"
     return None
 
 

@@ -47,12 +47,12 @@ MOVES: Final = {
 
 RENEWALS_MAX: Final = 32
 """More than are in flight: one is sent each `heartbeat_ms`."""
-RETIRED_MAX: Final = 64
+EARLIER_NONCES_MAX: Final = 64
 """Earlier processes of a follower that a leader remembers. Their answers are dropped."""
 
 
-def _retired() -> deque[Nonce]:
-    return deque(maxlen=RETIRED_MAX)
+def _no_nonces() -> deque[Nonce]:
+    return deque(maxlen=EARLIER_NONCES_MAX)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Progress:
     match: LogIndex = LogIndex(0)
     """Up to this index the follower's disk holds the leader's entries."""
     state: FollowerState = _PROBE
-    waiting: bool = False
+    probe_in_flight: bool = False
     """In PROBE: a probe is in flight."""
     inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
     """(last index, bytes) of each append that the follower has not made durable."""
@@ -85,23 +85,23 @@ class Progress:
     renewals: deque[MonoMs] = field(default_factory=lambda: deque(maxlen=RENEWALS_MAX))
     """Send times of the last heartbeats that did not wait for the entries in flight."""
     nonce: Nonce = Nonce(0)
-    retired: deque[Nonce] = field(default_factory=_retired)
+    earlier_nonces: deque[Nonce] = field(default_factory=_no_nonces)
     """The follower's last earlier processes."""
 
     @property
-    def searching(self) -> bool:
+    def is_searching(self) -> bool:
         """Whether the last common index is unknown."""
         return self.state in (_PROBE, _STRANDED)
 
     @property
-    def stranded(self) -> bool:
+    def is_stranded(self) -> bool:
         """Whether a snapshot must replace entries that this log has dropped."""
         return self.state is _STRANDED
 
     def may_send(self, conf: ReplicationConfig) -> bool:
         """Return whether an append with entries may go out now."""
         if self.state is _PROBE:
-            return not self.waiting
+            return not self.probe_in_flight
         return (
             self.state is _REPLICATE
             and len(self.inflight) < conf.window_messages
@@ -111,7 +111,7 @@ class Progress:
     def probe_from(self, index: LogIndex) -> None:
         """Search for the last common index, beginning below `index`. A stranded follower stays so
         until an answer shows that it has an entry of this log."""
-        self._restart(_STRANDED if self.stranded else _PROBE, index)
+        self._restart(_STRANDED if self.is_stranded else _PROBE, index)
 
     def replicate_from(self, index: LogIndex) -> None:
         """Send the entries from `index` on: the logs agree below it."""
@@ -121,16 +121,16 @@ class Progress:
         """Wait until `next` and the entries after it are read from disk."""
         self._move(_READ_LOG)
 
-    def loaded(self, first: LogIndex) -> bool:
+    def end_read(self, first: LogIndex) -> bool:
         """Record that a read which began at `first` is done. Return whether it was awaited."""
         if self.state is not _READ_LOG or first != self.next:
             return False
         self._move(_REPLICATE)
         return True
 
-    def sent(self, now_ms: MonoMs, last: LogIndex, size: int) -> None:
+    def note_append(self, now_ms: MonoMs, last: LogIndex, size: int) -> None:
         """Record an append of the entries [next, last], `size` bytes in all."""
-        self.sent_ms, self.waiting = now_ms, True
+        self.sent_ms, self.probe_in_flight = now_ms, True
         if not size and not self.inflight and self.idle_sent_ms is None:
             self.idle_sent_ms = now_ms
         if self.state is _REPLICATE and last >= self.next:
@@ -142,7 +142,7 @@ class Progress:
 
     def timed_index(self, conf: ReplicationConfig) -> LogIndex:
         """Return the end of what was sent; of a link with much in flight what the follower has."""
-        if self.searching or self.inflight_bytes > conf.window_bytes_start:
+        if self.is_searching or self.inflight_bytes > conf.window_bytes_start:
             return self.match
         return LogIndex(self.next - 1)
 
@@ -151,7 +151,7 @@ class Progress:
         late_ms = conf.heartbeat_ms + max(conf.heartbeat_ms, self.idle_travel_ms or 0)
         return bool(self.inflight) and now_ms - (self.acked_ms or 0) >= late_ms
 
-    def answered(self, now_ms: MonoMs, answer: AppendAnswer, conf: ReplicationConfig) -> None:
+    def note_answer(self, now_ms: MonoMs, answer: AppendAnswer, conf: ReplicationConfig) -> None:
         """Record the time of an answer, and adapt the window to it."""
         sent_ms = answer.echo_ms
         self.acked_ms = max(self.acked_ms or sent_ms, sent_ms)
@@ -177,46 +177,46 @@ class Progress:
         if window != self.window:
             self.window, self.window_since_ms, self.filled_ms = window, now_ms, None
 
-    def met(self, nonce: Nonce, index: LogIndex) -> None:
+    def note_nonce(self, nonce: Nonce, index: LogIndex) -> None:
         """Record the follower's process. A new process may have lost entries of the earlier one's
         disk (a torn tail): the search begins below `index`."""
         if nonce == self.nonce:
             return
         if self.nonce:
-            self.retired.append(self.nonce)
+            self.earlier_nonces.append(self.nonce)
             self.match = LogIndex(0)
             self._restart(_PROBE, index)
         self.nonce = nonce
 
-    def matched(self, matched: LogIndex, durable: LogIndex, base: LogIndex) -> None:
+    def note_match(self, matched: LogIndex, durable: LogIndex, base: LogIndex) -> None:
         """Record the follower's answer: equal up to `matched`, on its disk up to `durable`.
 
         `base`: the entry below the first one of the leader's log.
         """
         self.match = max(self.match, durable)
-        if self.stranded and matched >= base:
+        if self.is_stranded and matched >= base:
             self._move(_PROBE)  # the missing entries were still in flight
         # In REPLICATE an append from before the last search can match late.
-        if matched >= (self.next - 1 if self.searching else self.next):
+        if matched >= (self.next - 1 if self.is_searching else self.next):
             self.replicate_from(LogIndex(matched + 1))
         while self.inflight and self.inflight[0][0] <= self.match:
             self.inflight_bytes -= self.inflight.popleft()[1]
 
-    def conflicts(self, prev: LogIndex, resume: LogIndex) -> None:
+    def note_conflict(self, prev: LogIndex, resume: LogIndex) -> None:
         """Record that the follower has no equal entry `prev`; the logs may agree at `resume`."""
         if prev <= self.match or prev >= self.next:
             return  # outdated: more has matched since, or another probe is in flight
-        if self.searching and prev != self.next - 1:
+        if self.is_searching and prev != self.next - 1:
             return
         resume = max(resume, self.match)
-        if self.searching and resume >= prev:
+        if self.is_searching and resume >= prev:
             self._move(_STRANDED)
         else:
             self.probe_from(LogIndex(resume + 1))
 
     def _restart(self, state: FollowerState, index: LogIndex) -> None:
         self._move(state)
-        self.next, self.waiting = index, False
+        self.next, self.probe_in_flight = index, False
         self.inflight.clear()
         self.inflight_bytes = 0
 
@@ -290,7 +290,7 @@ class Bid:
     source: ReplicaId | None = None
     prev: LogIndex = LogIndex(0)
     """`prev_index` of the next fetch, or of the fetch in flight."""
-    asked: bool = False
+    fetch_in_flight: bool = False
     """A fetch is in flight."""
     source_moved_ms: MonoMs = MonoMs(0)
     _heard: dict[ReplicaId, tuple[Epoch, LogIndex, bool]] = field(
@@ -298,12 +298,12 @@ class Bid:
     )
     """The last answer of each voter, even if it no longer counts."""
 
-    def hears(self, voter: ReplicaId, answer: FenceAnswer) -> bool:
+    def is_news(self, voter: ReplicaId, answer: FenceAnswer) -> bool:
         """Record an answer; return whether it differs from the voter's previous one."""
-        said = answer.last_epoch, answer.last_index, answer.unsure
-        known, self._heard[voter] = self._heard.get(voter), said
+        state = answer.last_epoch, answer.last_index, answer.unsure
+        known, self._heard[voter] = self._heard.get(voter), state
         self.answers[voter] = answer
-        return known != said
+        return known != state
 
     def sets(self, own: tuple[LogStart, ...]) -> tuple[Voters, ...]:
         """Return the last committed voter set and every later one, from all answers.

@@ -39,9 +39,9 @@ def majority(voters: Voters) -> int:
     return len(voters) // 2 + 1
 
 
-def granted(sets: Iterable[Voters], who: Collection[ReplicaId]) -> bool:
+def is_granted(sets: Iterable[Voters], promised: Collection[ReplicaId]) -> bool:
     """Return whether `who` includes a majority of every set."""
-    return all(len(voters.intersection(who)) >= majority(voters) for voters in sets)
+    return all(len(voters.intersection(promised)) >= majority(voters) for voters in sets)
 
 
 def one_change(before: Voters, after: Voters) -> bool:
@@ -50,7 +50,7 @@ def one_change(before: Voters, after: Voters) -> bool:
     return bool(after) and len(added) <= 1 and len(removed) <= 1 and before != after
 
 
-def reached(sets: Iterable[Voters], values: Mapping[ReplicaId, int]) -> int:
+def majority_value(sets: Iterable[Voters], values: Mapping[ReplicaId, int]) -> int:
     """Return the greatest value that a majority of every set has reached. Absent means 0."""
     # Runs several times a round, hence lists and no generators. A majority has reached the middle
     # value of a sorted set, or the lower of the two middle ones.

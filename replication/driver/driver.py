@@ -59,7 +59,7 @@ INBOX_MAX: Final = 64
 lost them: a disk may hang, and each message may hold a megabyte."""
 
 
-class Framed(NamedTuple):
+class FramedEntry(NamedTuple):
     """An entry with its encoded bytes."""
 
     frame: Bytes
@@ -70,9 +70,9 @@ class _Arrival(NamedTuple):
     """An event with the bytes that came with it. Both wait while a promise is written."""
 
     event: Event
-    chunk: Sequence[Framed] = ()
+    chunk: Sequence[FramedEntry] = ()
     """Entries of a message."""
-    loaded: Sequence[Bytes] = ()
+    read_frames: Sequence[Bytes] = ()
     """Frames that a `Read` returned."""
 
 
@@ -83,13 +83,13 @@ class Io(Protocol):
         """Return CLOCK_BOOTTIME in milliseconds."""
 
     def persist(self, order: Persist) -> None:
-        """Make the promise durable, then call `Driver.persisted`."""
+        """Make the promise durable, then call `Driver.on_persisted`."""
 
     def write(self, order: Order) -> None:
         """Queue for `write_batch`; after its sync, handle `Durable(its version, last index)`."""
 
     def read(self, order: Read) -> None:
-        """Read from the log, then call `Driver.loaded` with the frames."""
+        """Read from the log, then call `Driver.on_read` with the frames."""
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
         """Queue the message with the present wall clock. The message may get lost."""
@@ -169,7 +169,7 @@ class LogStatus:
     commit_ms: int
     """Milliseconds for a majority to have an entry, likewise; 0 if not a leader."""
     stranded: tuple[ReplicaId, ...]
-    """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
+    """Followers that need entries which the leader's log has dropped: `Progress.is_stranded`."""
     sets: tuple[Voters, ...]
     """The voter sets in force in the log: the last one that is known to be committed, then every
     later one. Empty: the log of a new learner knows no voters."""
@@ -185,23 +185,23 @@ class Driver:
         self.core = core
         self.level = level
         """The highest feature level of an epoch in the log or the state. 0: there is none."""
-        self._level_appointed = LEVEL_MIN
+        self._appointed_level = LEVEL_MIN
         """The highest level in an appointment: that of the next epoch that begins here."""
         self._io = io
         self._listener = listener
-        self._cache: list[Framed] = []
+        self._cache: list[FramedEntry] = []
         self._cache_first = core.tail.first_index
         self._last_time_ms = last_time_ms
         self._inbox: deque[_Arrival] = deque()
         self._blocked: tuple[Effects, _Arrival] | None = None
         self._pumping = False
         self._soon = False
-        self._told: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
-        self._told_commit = core.commit_index
-        self._on_disk, self._committed = Latency(), Latency()
+        self._reported: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
+        self._reported_commit = core.commit_index
+        self._disk_latency, self._commit_latency = Latency(), Latency()
         self._version = core.version
         """Number of truncations ordered from the writer. The core may be ahead during `persist`."""
-        self._appointed = Epoch(0)
+        self._appointed_epoch = Epoch(0)
         """The highest epoch for which the control plane has appointed a leader."""
 
     # ---------------------------------------------------------------- events
@@ -217,7 +217,7 @@ class Driver:
         """
         if self._blocked is not None and len(self._inbox) >= INBOX_MAX:
             return
-        chunk: Sequence[Framed] = ()
+        chunk: Sequence[FramedEntry] = ()
         sizes: Sequence[int] = ()
         if isinstance(message, Append | FetchAnswer):
             try:
@@ -229,7 +229,7 @@ class Driver:
             sizes = [len(framed.frame) for framed in chunk]
         self.handle(Received(sender, message, wall_ms, sizes), chunk)
 
-    def handle(self, event: Event, chunk: Sequence[Framed] = ()) -> None:
+    def handle(self, event: Event, chunk: Sequence[FramedEntry] = ()) -> None:
         """Step the core with `event`, now or once a promise is durable."""
         self._take(_Arrival(event, chunk))
 
@@ -243,7 +243,7 @@ class Driver:
         if self._blocked is None:
             self.handle(Tick())
 
-    def persisted(self) -> None:
+    def on_persisted(self) -> None:
         """Continue after `Io.persist`: the promise is durable."""
         assert self._blocked is not None, "nothing was to be persisted"
         effects, arrival = self._blocked
@@ -253,13 +253,13 @@ class Driver:
         self._pumping = pumping
         self._pump()
 
-    def loaded(self, order: Read, frames: Sequence[Bytes]) -> None:
+    def on_read(self, order: Read, frames: Sequence[Bytes]) -> None:
         """Process the frames that a `Read` returned."""
         assert frames, order
         last = LogIndex(order.first + len(frames) - 1)
         size = sum(map(len, frames))
         event = Loaded(order.version, order.peer, order.first, last, size)
-        self._take(_Arrival(event, loaded=frames))
+        self._take(_Arrival(event, read_frames=frames))
 
     def _pump(self) -> None:
         if self._pumping:
@@ -274,9 +274,9 @@ class Driver:
                     self._io.refuse(event.sender, why)
                     continue
             elif isinstance(event, Appointed):
-                self._appointed = max(self._appointed, event.epoch)
+                self._appointed_epoch = max(self._appointed_epoch, event.epoch)
                 if is_supported(event.level):
-                    self._level_appointed = max(self._level_appointed, event.level)
+                    self._appointed_level = max(self._appointed_level, event.level)
             effects = self.core.step(now_ms, event)
             self._measure(now_ms)
             if effects.persist is not None:
@@ -289,19 +289,21 @@ class Driver:
     def _measure(self, now_ms: MonoMs) -> None:
         """Record the progress of this disk and, on a leader, of the majority."""
         core = self.core
-        self._on_disk.note(now_ms, core.durable_index, core.shape.last_index)
+        self._disk_latency.note(now_ms, core.durable_index, core.shape.last_index)
         if core.role is Role.LEADER:
-            self._committed.note(now_ms, core.commit_index, core.timed_index)
+            self._commit_latency.note(now_ms, core.commit_index, core.timed_index)
         else:
-            self._committed = Latency()
+            self._commit_latency = Latency()
 
-    def _implausible(self, event: Received, chunk: Sequence[Framed], now_ms: MonoMs) -> str | None:
+    def _implausible(
+        self, event: Received, chunk: Sequence[FramedEntry], now_ms: MonoMs
+    ) -> str | None:
         core = self.core
-        limit = epoch_limit(max(core.highest_met, self._appointed))
+        limit = epoch_limit(max(core.highest_met, self._appointed_epoch))
         why = implausible(core, event.sender, event.message, now_ms, limit)
         return why or (self._goes_back(event.message, chunk) if chunk else None)
 
-    def _goes_back(self, message: Message, chunk: Sequence[Framed]) -> str | None:
+    def _goes_back(self, message: Message, chunk: Sequence[FramedEntry]) -> str | None:
         """Return the fault if the first new entry is older than the one before it, if known."""
         assert isinstance(message, Append | FetchAnswer), message
         shape, last = self.core.shape, message.last_index
@@ -310,7 +312,7 @@ class Driver:
             return None
         if epoch_in(message, known) != shape.epoch_at(known):
             return None  # the core refuses the message or answers with a conflict
-        first = shape.parts_at(known, message.starts, last) or LogIndex(shape.last_index + 1)
+        first = shape.divergence_at(known, message.starts, last) or LogIndex(shape.last_index + 1)
         at = first - message.prev_index - 1
         before_ms = self._time_at(LogIndex(first - 1))
         if at >= len(chunk) or before_ms is None:
@@ -342,12 +344,12 @@ class Driver:
             self._append(new)
         if effects.start is not None:
             self._append([self._epoch_entry(effects.start)])
-            core.started(len(self._cache[-1].frame))
+            core.set_start_size(len(self._cache[-1].frame))
             self._inbox.appendleft(_Arrival(Tick()))
         for order in effects.read:
             io.read(order)
         for to, message in effects.send:
-            io.send(to, message, self._frames(message, arrival.loaded))
+            io.send(to, message, self._frames(message, arrival.read_frames))
         for to, message in effects.overtake:
             io.overtake(to, message)
         excess = core.tail.first_index - self._cache_first
@@ -355,36 +357,36 @@ class Driver:
             del self._cache[:excess]
             self._cache_first = core.tail.first_index
         io.wake_at(core.wake_at_ms)
-        self._tell()
+        self._notify()
         if effects.behind:
             self._listener.on_behind()
         if effects.forgotten:
             self._listener.on_forgotten()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Notify the listener of every change."""
         core, listener = self.core, self._listener
-        role, epoch, serving = self._told
-        told = (core.role, core.epoch, core.serving)
-        if told != self._told:
-            self._told = told
+        role, epoch, serving = self._reported
+        now = (core.role, core.epoch, core.serving)
+        if now != self._reported:
+            self._reported = now
             if serving and (not core.serving or core.epoch != epoch):
                 listener.on_stepdown(epoch)
-            if (role, epoch) != told[:2]:
+            if (role, epoch) != now[:2]:
                 listener.on_role(core.role, core.epoch)
-        if core.commit_index > self._told_commit:
-            self._told_commit = core.commit_index
+        if core.commit_index > self._reported_commit:
+            self._reported_commit = core.commit_index
             listener.on_commit(core.commit_index)
         if core.serving and not serving:
             listener.on_lead(core.epoch)
-        if core.parting:
+        if core.takes_last_entries:
             if core.serving and listener.on_drain():
                 self._io.wake_at(self._io.mono_ms())
                 return
-            core.parted()
+            core.end_proposals()
             self._inbox.appendleft(_Arrival(Tick()))
 
-    def _append(self, new: Sequence[Framed]) -> None:
+    def _append(self, new: Sequence[FramedEntry]) -> None:
         for framed in new:
             if framed.entry.kind is EntryKind.EPOCH:
                 self.level = max(self.level, decode_epoch(framed.entry.payload).level)
@@ -400,18 +402,22 @@ class Driver:
             self._cache.clear()
             self._cache_first = LogIndex(after + 1)
 
-    def _epoch_entry(self, start: LogStart) -> Framed:
+    def _epoch_entry(self, start: LogStart) -> FramedEntry:
         core = self.core
-        level = max(self.level, self._level_appointed)
-        said = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)), level)
+        level = max(self.level, self._appointed_level)
+        epoch_start = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)), level)
         # The previous entry's time, not this node's clock: the clock may be wrong.
-        framed = _framed(
-            EntryKind.EPOCH, start.epoch, start.index, self._last_time_ms, [encode_epoch(said)]
+        framed = _framed_entry(
+            EntryKind.EPOCH,
+            start.epoch,
+            start.index,
+            self._last_time_ms,
+            [encode_epoch(epoch_start)],
         )
         self._listener.check(framed.entry)
         return framed
 
-    def _frames(self, message: Message, loaded: Sequence[Bytes]) -> Sequence[Bytes]:
+    def _frames(self, message: Message, read_frames: Sequence[Bytes]) -> Sequence[Bytes]:
         if (
             not isinstance(message, Append | FetchAnswer)
             or message.last_index == message.prev_index
@@ -423,8 +429,11 @@ class Driver:
             end = message.last_index - self._cache_first + 1
             return [framed.frame for framed in self._cache[at:end]]
         # An entry outside memory is sent in the step that processes the `Read` which returned it.
-        assert len(loaded) == message.last_index - message.prev_index, (len(loaded), message)
-        return loaded
+        assert len(read_frames) == message.last_index - message.prev_index, (
+            len(read_frames),
+            message,
+        )
+        return read_frames
 
     # ---------------------------------------------------------------- application
 
@@ -436,7 +445,11 @@ class Driver:
             OverloadedError: too many bytes wait for a majority.
         """
         core = self.core
-        if not core.serving or (core.draining and not core.parting) or self._blocked is not None:
+        if (
+            not core.serving
+            or (core.draining and not core.takes_last_entries)
+            or self._blocked is not None
+        ):
             raise NotLeaderError(None)
         if core.uncommitted_bytes + size > core.conf.uncommitted_bytes:
             raise OverloadedError("uncommitted log", retry_after_ms=OVERLOAD_RETRY_MS)
@@ -453,7 +466,7 @@ class Driver:
         self.check_leading(sum(map(len, payload)) + HEADER_SIZE)
         assert time_ms >= self._last_time_ms, f"time goes back: {self._last_time_ms}, {time_ms}"
         index = LogIndex(core.shape.last_index + 1)
-        framed = _framed(kind, core.epoch, index, time_ms, payload)
+        framed = _framed_entry(kind, core.epoch, index, time_ms, payload)
         try:
             self._listener.check(framed.entry)
         except ValueError as error:
@@ -474,7 +487,7 @@ class Driver:
         """Lowest time of the next entry: that of the last one, in the log or in the state."""
         return self._last_time_ms
 
-    def cached(self, first: LogIndex, last: LogIndex) -> list[Entry] | None:
+    def cached_entries(self, first: LogIndex, last: LogIndex) -> list[Entry] | None:
         """Return the entries [first, last]. None: some are not in memory any more."""
         at = first - self._cache_first
         if at < 0:
@@ -491,7 +504,7 @@ class Driver:
             role=core.role,
             epoch=core.epoch,
             serving=core.serving,
-            lease_ok=core.lease_held(now_ms),
+            lease_ok=core.holds_lease(now_ms),
             last_epoch=core.shape.epoch_at(core.durable_index),
             last_index=core.durable_index,
             commit_index=core.commit_index,
@@ -499,20 +512,20 @@ class Driver:
             refused_epoch=core.refused_epoch,
             bid_epoch=core.bid_epoch,
             unsure=core.unsure,
-            disk_ms=self._on_disk.ms(now_ms),
-            commit_ms=self._committed.ms(now_ms),
+            disk_ms=self._disk_latency.ms(now_ms),
+            commit_ms=self._commit_latency.ms(now_ms),
             stranded=core.stranded,
             sets=tuple(dict.fromkeys(start.voters for start in sets if start.voters)),
         )
 
 
-def parse(message: Entries, data: memoryview) -> list[Framed]:
+def parse(message: Entries, data: memoryview) -> list[FramedEntry]:
     """Return the checked entries of `message`.
 
     Raises:
         ValueError: the frames are damaged, or differ from those that the message names.
     """
-    chunk: list[Framed] = []
+    chunk: list[FramedEntry] = []
     position, epoch, index = 0, message.prev_epoch, message.prev_index
     starts = iter(message.starts)
     start = next(starts, None)
@@ -537,15 +550,15 @@ def parse(message: Entries, data: memoryview) -> list[Framed]:
             before_ms = chunk[-1].entry.time_ms
             raise ValueError(f"entry {index}: time {entry.time_ms} is below {before_ms}")
         end = position + HEADER_SIZE + len(entry.payload)
-        chunk.append(Framed(data[position:end], entry))
+        chunk.append(FramedEntry(data[position:end], entry))
         position = end
     if index != message.last_index or start is not None:
         raise ValueError(f"entries end at {index}; the message says {message.last_index}")
     return chunk
 
 
-def _framed(
+def _framed_entry(
     kind: EntryKind, epoch: Epoch, index: LogIndex, time_ms: UnixMs, payload: list[bytes]
-) -> Framed:
+) -> FramedEntry:
     frame = encode(kind, epoch, index, time_ms, payload)
-    return Framed(frame, Entry(kind, epoch, index, time_ms, memoryview(frame)[HEADER_SIZE:]))
+    return FramedEntry(frame, Entry(kind, epoch, index, time_ms, memoryview(frame)[HEADER_SIZE:]))

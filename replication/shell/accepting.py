@@ -20,7 +20,7 @@ _WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - as the settings name them
 _ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-async def listening_at(host: str, port: int) -> list[socket.socket]:
+async def listen_at(host: str, port: int) -> list[socket.socket]:
     """Return a socket for each address of a host, all at one port; port 0: any free one.
 
     As gRPC's servers do, it takes IPv4 and IPv6 at 0.0.0.0 and at [::], and leaves out an address
@@ -54,7 +54,7 @@ async def listening_at(host: str, port: int) -> list[socket.socket]:
     return made
 
 
-async def accepted(listening: socket.socket) -> AsyncIterator[socket.socket]:
+async def connections_of(listening: socket.socket) -> AsyncIterator[socket.socket]:
     """Yield the connections of a socket that does not block, without end.
 
     A turn of a busy event loop takes long, so each accepts all that wait, up to AT_ONCE_MAX.

@@ -114,7 +114,7 @@ class Replica:
             name=name,
             dials=dials,
             on_message=self._receive,
-            on_connected=self._reconnected,
+            on_connected=self._on_reconnected,
             on_failure=fatal,
             identify=identify,
             release=release,
@@ -163,7 +163,7 @@ class Replica:
 
     # ---- the node's requests
 
-    def appointed(
+    def on_appointment(
         self,
         epoch: Epoch,
         leader: ReplicaId,
@@ -195,19 +195,19 @@ class Replica:
             self._hops.stamp(Hop.APPENDED, index)
         return index
 
-    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+    def cached_entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """Return the entries [first, last] from memory. None: some are not in memory."""
-        return self._driver.cached(first, last)
+        return self._driver.cached_entries(first, last)
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
         """Return entries from `first` on, at least one, at most to `last`, from memory or disk."""
-        cached = self._driver.cached(first, last)
+        cached = self._driver.cached_entries(first, last)
         if cached is not None:
             return cached
         return await asyncio.to_thread(self._read, first, last)
 
     def _read(self, first: LogIndex, last: LogIndex) -> list[Entry]:
-        found = self.kept(first, last, READ_BYTES)
+        found = self.stored_entries(first, last, READ_BYTES)
         assert found, f"entry {first} is not in the log any more"
         return found
 
@@ -221,7 +221,7 @@ class Replica:
         """The first entry in the log. Safe on any thread."""
         return self._log.first_index
 
-    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> list[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size_max: int) -> list[Entry]:
         """Return entries from `first` on from disk, at least one, about `size_max` bytes.
 
         Return an empty list if `first` is not in the log any more. Call on a thread: this blocks.
@@ -233,7 +233,7 @@ class Replica:
         """See `Log.check_active`. Call on a thread: this blocks."""
         self._log.check_active()
 
-    async def synced(self, index: LogIndex) -> bool:
+    async def wait_until_synced(self, index: LogIndex) -> bool:
         """Wait until this disk has the log up to `index`, which is committed.
 
         Return False if this replica falls silent before.
@@ -255,12 +255,12 @@ class Replica:
 
     def leads_under(self) -> Promise | None:
         """Return the promise that this replica leads under. None: no leader, or no lease."""
-        leads = self._core.role is Role.LEADER and self.lease_held()
+        leads = self._core.role is Role.LEADER and self.holds_lease()
         return self._core.promise if leads else None
 
-    def lease_held(self) -> bool:
+    def holds_lease(self) -> bool:
         """Return whether the lease excludes another leader now."""
-        return self._core.lease_held(self._mono_ms())
+        return self._core.holds_lease(self._mono_ms())
 
     # ---- knowledge
 
@@ -341,7 +341,7 @@ class Replica:
 
     # ---- streams
 
-    def _reconnected(self, peer: ReplicaId) -> None:
+    def _on_reconnected(self, peer: ReplicaId) -> None:
         with self._fatal_errors():
             self._driver.handle(Reconnected(peer))
 
@@ -385,7 +385,7 @@ class Replica:
             self._promise.give(order.promise)
             self._promise.set_unsure(unsure=order.unsure)
 
-        self._in_writer(store, lambda _: self._driver.persisted())
+        self._run_in_writer(store, lambda _: self._driver.on_persisted())
 
     def write(self, order: Order) -> None:
         """See Io."""
@@ -408,9 +408,9 @@ class Replica:
                 self._hops.stamp(Hop.DURABLE, index)
             return version, index, seconds
 
-        self._in_writer(store, self._written)
+        self._run_in_writer(store, self._on_written)
 
-    def _written(self, result: tuple[int, LogIndex, float]) -> None:
+    def _on_written(self, result: tuple[int, LogIndex, float]) -> None:
         version, index, seconds = result
         self._on_fsync(seconds)
         if self._orders:
@@ -421,11 +421,11 @@ class Replica:
         self._sync_ended.set()
         self._sync_ended.clear()
 
-    def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+    def _run_in_writer(self, work: Callable[[], _T], on_done: Callable[[_T], None]) -> None:
         def finished(result: _T) -> None:
             if not self._stopped:
                 with self._fatal_errors():
-                    done(result)
+                    on_done(result)
 
         def run() -> None:
             try:
@@ -449,7 +449,7 @@ class Replica:
             found = future.result()
             if found and not self._stopped:  # empty: truncated meanwhile
                 with self._fatal_errors():
-                    self._driver.loaded(order, found)
+                    self._driver.on_read(order, found)
 
         wanted = order.first, order.limit_bytes, order.last
         work = self._loop.run_in_executor(None, self._log.read, *wanted)
@@ -482,9 +482,9 @@ class Replica:
             self._alarm.cancel()
         self._alarm_ms = at_ms
         wait_s = max(0, at_ms - self._mono_ms()) / 1000
-        self._alarm = self._loop.call_later(wait_s, self._ring)
+        self._alarm = self._loop.call_later(wait_s, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = self._alarm_ms = None
         if self._wake_ms is not None and self._wake_ms <= self._mono_ms():
             self._tick()

@@ -78,26 +78,26 @@ class SnapshotFetch:
         self._directory = directory
         self._incoming = IncomingSnapshot(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
-        self._check, self._known, self._fall_silent = check, known, fall_silent
+        self._check, self._known_index, self._fall_silent = check, known, fall_silent
         self._suspects: dict[str, str] = {}
         """Name of a peer -> the part that arrived damaged from it."""
         self._refusals: dict[str, BaseException] = {}
         """Name of a peer -> its last refusal since a fetch began."""
-        self._offered: tuple[str, Snapshot] | None = None
+        self._logged_offer: tuple[str, Snapshot] | None = None
         """Name of a peer and its snapshot, as last logged."""
-        self._from = ""
+        self._activity = ""
         self.moved_s = asyncio.get_running_loop().time()
         """Loop time of the last progress: data arrived, or a file was checked."""
 
     @property
     def status(self) -> str:
         """The present activity or obstacle, in words."""
-        if self._from:
-            return self._from
+        if self._activity:
+            return self._activity
         if (error := self.room_error) is not None:
             return f"the disk has {error.free_bytes >> 20} MiB free; {error}"
-        said = "; ".join(f"{name}: {_text(why)}" for name, why in sorted(self._refusals.items()))
-        return f"no leader offers a snapshot ({said or 'no peer has answered yet'})"
+        reasons = "; ".join(f"{name}: {_text(why)}" for name, why in sorted(self._refusals.items()))
+        return f"no leader offers a snapshot ({reasons or 'no peer has answered yet'})"
 
     @property
     def room_error(self) -> SnapshotSpaceError | None:
@@ -115,14 +115,14 @@ class SnapshotFetch:
                 try:
                     snapshot = await self._from_peer(name, channel)
                 except _REFUSALS as error:
-                    self._refused(name, error)
+                    self._note_refusal(name, error)
                     continue
                 finally:
-                    self._from = ""
+                    self._activity = ""
                     await channel.close()
-                if snapshot.index > self._known():
+                if snapshot.index > self._known_index():
                     await self._fall_silent()
-                if snapshot.index > self._known():  # the log may have caught up until now
+                if snapshot.index > self._known_index():  # the log may have caught up until now
                     await asyncio.to_thread(self._incoming.finish)
                     return snapshot
                 await asyncio.to_thread(self._incoming.forget)
@@ -134,13 +134,13 @@ class SnapshotFetch:
 
     async def _check_received_files(self) -> None:
         """Check the files of an earlier process first: an offer could expire meanwhile."""
-        self._from = "files received earlier are being checked"
+        self._activity = "files received earlier are being checked"
         for part in await asyncio.to_thread(self._incoming.planned_parts):
             await asyncio.to_thread(self._incoming.check_part, part)
             self.moved_s = asyncio.get_running_loop().time()
-        self._from = ""
+        self._activity = ""
 
-    def _refused(self, name: str, error: BaseException) -> None:
+    def _note_refusal(self, name: str, error: BaseException) -> None:
         before, why = self._refusals.get(name), _text(error)
         if before is None or _text(before) != why:
             logger.info("no snapshot from %s: %s", name, why)
@@ -149,28 +149,28 @@ class SnapshotFetch:
     async def _from_peer(self, name: str, channel: grpc.aio.Channel) -> Snapshot:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await channel.channel_ready()
-        asked = pb.SnapshotOpen(
+        request = pb.SnapshotOpen(
             version=VERSION,
             cluster_id=self._cluster_id,
             name=self._name,
             suspect=self._suspects.get(name, ""),
-            known=self._known(),
+            known=self._known_index(),
         )
         open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
-        answer = await open_(asked.SerializeToString(), timeout=OPEN_TIMEOUT_S)
+        answer = await open_(request.SerializeToString(), timeout=OPEN_TIMEOUT_S)
         self._suspects.pop(name, None)  # it has checked the part
         snapshot, under = decode_offer(answer)
         self._log_offer(name, snapshot)
-        if snapshot.index <= self._known():
+        if snapshot.index <= self._known_index():
             return snapshot  # `run` discards it
         await asyncio.to_thread(self._incoming.begin, snapshot, under)
         self._refusals.clear()
         while (wanted := await asyncio.to_thread(self._incoming.next_missing)) is not None:
-            if snapshot.index <= self._known():
+            if snapshot.index <= self._known_index():
                 return snapshot  # the log has caught up
-            self._from = f"{name} sends {wanted[0].path} of the snapshot at {snapshot.index}"
+            self._activity = f"{name} sends {wanted[0].path} of the snapshot at {snapshot.index}"
             await self._fetch(name, channel, *wanted)
-        self._from = f"the snapshot at {snapshot.index} from {name} is being checked"
+        self._activity = f"the snapshot at {snapshot.index} from {name} is being checked"
         try:
             await asyncio.to_thread(self._check, self._directory)
         except (CorruptFileError, UnknownVersionError) as error:
@@ -181,8 +181,8 @@ class SnapshotFetch:
 
     def _log_offer(self, name: str, snapshot: Snapshot) -> None:
         """Log the offer of a peer, except if it is the one that was logged last."""
-        if self._offered != (name, snapshot):
-            self._offered = name, snapshot
+        if self._logged_offer != (name, snapshot):
+            self._logged_offer = name, snapshot
             logger.info(
                 "%s offers a snapshot at %d: %d files, %d bytes",
                 name,
@@ -195,10 +195,10 @@ class SnapshotFetch:
         self, name: str, channel: grpc.aio.Channel, part: SnapshotPart, offset: int
     ) -> None:
         """Fetch one file from `offset` to its end, from the peer with a name."""
-        asked = pb.SnapshotFetch(offset=offset)
-        asked.part.CopyFrom(pb.SnapshotPart(path=part.path, size=part.size, crc32=part.crc32))
+        request = pb.SnapshotFetch(offset=offset)
+        request.part.CopyFrom(pb.SnapshotPart(path=part.path, size=part.size, crc32=part.crc32))
         fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
-        call = fetch(asked.SerializeToString())
+        call = fetch(request.SerializeToString())
         try:
             while offset < part.size:
                 async with asyncio.timeout(CHUNK_TIMEOUT_S):

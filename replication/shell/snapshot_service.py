@@ -73,10 +73,10 @@ class Snapshots:
         damaged: Called with damage of this node's own files, each time that a request meets it.
         fatal: Called with any other error.
         """
-        self._outgoing = outgoing
+        self._offered_snapshot = outgoing
         self._cluster_id = cluster_id
         self._leads, self._flush = leads, flush
-        self._mono_ms, self._damaged, self._fatal = mono_ms, damaged, fatal
+        self._mono_ms, self._on_damage, self._fatal = mono_ms, damaged, fatal
         self._identify = identify
         self._pace = SendRate(bytes_per_s)
         self._lock = asyncio.Lock()
@@ -99,35 +99,35 @@ class Snapshots:
         """
         if self._pinning:
             return LogIndex(1)
-        pinned = self._outgoing.pinned
+        pinned = self._offered_snapshot.pinned
         return LogIndex(pinned.index + 1) if pinned is not None else None
 
     async def expire(self) -> None:
         """Unpin a snapshot that is not fetched any more. Called periodically."""
-        if self._outgoing.pinned is not None:
-            await self._alone(lambda: self._outgoing.expire(self._mono_ms()))
+        if self._offered_snapshot.pinned is not None:
+            await self._alone(lambda: self._offered_snapshot.expire(self._mono_ms()))
 
     async def _open(self, data: bytes, context: _Context) -> bytes:
         try:
-            asked = pb.SnapshotOpen.FromString(data)
+            request = pb.SnapshotOpen.FromString(data)
         except DecodeError:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Open request")
-        for field, said, limit in (
-            ("version", asked.version, VERSION),
-            ("cluster_id", asked.cluster_id, self._cluster_id),
+        for field, value, limit in (
+            ("version", request.version, VERSION),
+            ("cluster_id", request.cluster_id, self._cluster_id),
         ):
-            if said != limit:
-                why = f"{field} = {said!r} of {asked.name!r}: here it is {limit!r}"
+            if value != limit:
+                why = f"{field} = {value!r} of {request.name!r}: here it is {limit!r}"
                 await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
-        certified = asked.name if self._identify is None else self._identify(context)
-        if certified != asked.name:
-            why = f"name = {asked.name!r}: the certificate is that of {certified!r}"
+        certified = request.name if self._identify is None else self._identify(context)
+        if certified != request.name:
+            why = f"name = {request.name!r}: the certificate is that of {certified!r}"
             await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
         if self._leads() is None:
             why = "not the leader, or its lease does not hold"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, why)
         try:
-            snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
+            snapshot = await self._to_its_end(self._offer(request.suspect, LogIndex(request.known)))
         except NotReadyError as error:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
         under = self._leads()  # the leadership may have ended during the offer
@@ -136,17 +136,17 @@ class Snapshots:
         return encode_offer(snapshot, under).SerializeToString()
 
     async def _offer(self, suspect: str, known: LogIndex) -> Snapshot:
-        outgoing = self._outgoing
+        offered = self._offered_snapshot
         async with self._lock:
             self._pinning = True
             try:
                 if suspect:
-                    await asyncio.to_thread(outgoing.check, suspect)
+                    await asyncio.to_thread(offered.check, suspect)
                 try:
-                    return await asyncio.to_thread(outgoing.offer, known)
+                    return await asyncio.to_thread(offered.offer, known)
                 except NotReadyError:
                     await self._flush()
-                    return await asyncio.to_thread(outgoing.offer, known)
+                    return await asyncio.to_thread(offered.offer, known)
             finally:
                 self._pinning = False
 
@@ -174,33 +174,33 @@ class Snapshots:
                 raise
             except Exception as error:
                 if isinstance(error, FileDamage):
-                    self._damaged(error)
+                    self._on_damage(error)
                     raise NotReadyError(f"this node has damaged files: {error}") from error
                 self._fatal(error)
                 raise
 
         task = asyncio.create_task(to_end())
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         failure_of(task)  # `to_end` has processed it: asyncio logs an exception that no call takes
 
     async def _fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
         try:
-            asked = pb.SnapshotFetch.FromString(data)
+            request = pb.SnapshotFetch.FromString(data)
         except DecodeError:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Fetch request")
-        part = SnapshotPart(asked.part.path, asked.part.size, asked.part.crc32)
-        offset = asked.offset
+        part = SnapshotPart(request.part.path, request.part.size, request.part.crc32)
+        offset = request.offset
         while offset < part.size:
-            if not self._outgoing.has_part(part):  # refused before it uses up the shared rate
+            if not self._offered_snapshot.has_part(part):  # refused before it uses up the shared rate
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             try:
-                found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
+                found = await self._alone(self._offered_snapshot.read, part, offset, CHUNK_SIZE)
             except NotReadyError as error:
                 await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
             if not found:

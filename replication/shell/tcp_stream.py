@@ -24,7 +24,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self, cast
 
-from replication.shell.accepting import accepted, listening_at
+from replication.shell.accepting import connections_of, listen_at
 from replication.shell.peer_complaints import Complaints
 
 KEY_SIZE: Final = 32
@@ -62,14 +62,14 @@ class TcpPort:
         self, host: str, port: int, context: Callable[[], ssl.SSLContext | None] = lambda: None
     ) -> None:
         """`port` 0: any free one. `context` returns that of the next handshake; None: no TLS."""
-        self._host, self._wanted, self._context = host, port, context
+        self._host, self._port_setting, self._context = host, port, context
         self.port = 0
         """0: not open."""
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accept_tasks: list[asyncio.Task[None]] = []
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Of connections without a key so far, the oldest first."""
-        self._expected: dict[bytes, Expected] = {}
+        self._expected: dict[bytes, ExpectedConnection] = {}
         """First half of the key -> the connection that is to come."""
 
     async def open(self) -> None:
@@ -78,33 +78,33 @@ class TcpPort:
         Raises:
             OSError: an address is in use, or not this machine's.
         """
-        self._sockets = await listening_at(self._host, self._wanted)
+        self._sockets = await listen_at(self._host, self._port_setting)
         self.port = int(self._sockets[0].getsockname()[1])
         loop = asyncio.get_running_loop()
-        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
+        self._accept_tasks = [loop.create_task(self._accept(each)) for each in self._sockets]
 
     async def close(self) -> None:
         """Accept no more connections, and end the greetings; allowed at any time."""
         self.port = 0
-        for task in self._accepting:
+        for task in self._accept_tasks:
             task.cancel()
         await asyncio.sleep(0)  # a greeting that has not begun would leave its connection open
         for task in self._greetings:
             task.cancel()
-        await asyncio.gather(*self._accepting, *self._greetings, return_exceptions=True)
+        await asyncio.gather(*self._accept_tasks, *self._greetings, return_exceptions=True)
         for each in self._sockets:
             each.close()
         self._sockets.clear()
-        self._accepting.clear()
+        self._accept_tasks.clear()
 
-    def expect(self, receive: Receive) -> "Expected":
+    def expect(self, receive: Receive) -> "ExpectedConnection":
         """Return a new key. `receive` is called with each message of its connection."""
-        expected = Expected(self._expected, receive)
+        expected = ExpectedConnection(self._expected, receive)
         self._expected[expected.key[:HALF]] = expected
         return expected
 
     async def _accept(self, listening: socket.socket) -> None:
-        async for connection in accepted(listening):
+        async for connection in connections_of(listening):
             if len(self._greetings) >= GREETINGS_MAX:
                 oldest = next(iter(self._greetings))
                 del self._greetings[oldest]
@@ -115,7 +115,7 @@ class TcpPort:
 
     async def _greet(self, connection: socket.socket) -> None:
         """Wait for the key of a connection; close it if there is none."""
-        made = _Accepted(self._expected)
+        made = _AcceptedConnection(self._expected)
         try:
             async with asyncio.timeout(GREETING_S):
                 await asyncio.get_running_loop().connect_accepted_socket(
@@ -137,7 +137,7 @@ class TcpEnds(NamedTuple):
     connect: Connect
     """Connects to the peers' ports."""
 
-    def expect(self, receive: Receive) -> "Expected | None":
+    def expect(self, receive: Receive) -> "ExpectedConnection | None":
         """Return a new key, as `TcpPort.expect`. None: messages come over gRPC."""
         return self.port.expect(receive) if self.port is not None and self.port.port else None
 
@@ -162,16 +162,16 @@ class TcpEnds(NamedTuple):
                 return await TcpStream.connect(self.connect, peer, port, key, on_lost)
         except (OSError, ValueError) as error:  # ValueError: a name that TLS or DNS can't have
             more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
-            complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
+            complaints.log(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
             return None
 
 
-class Expected:
+class ExpectedConnection:
     """A connection that may come, or is there, from `TcpPort.expect` to `end`."""
 
-    def __init__(self, among: dict[bytes, "Expected"], receive: Receive) -> None:
+    def __init__(self, among: dict[bytes, "ExpectedConnection"], receive: Receive) -> None:
         self.key, self.receive = secrets.token_bytes(KEY_SIZE), receive
-        self.connection: _Accepted | None = None
+        self.connection: _AcceptedConnection | None = None
         self._among = among
 
     def end(self) -> None:
@@ -181,18 +181,18 @@ class Expected:
             self.connection.abort()
 
 
-class _Accepted(asyncio.Protocol):
+class _AcceptedConnection(asyncio.Protocol):
     """One accepted connection: half a key, then messages."""
 
-    def __init__(self, among: dict[bytes, Expected]) -> None:
+    def __init__(self, among: dict[bytes, ExpectedConnection]) -> None:
         self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the key is there, or the connection has ended."""
         self._among = among
-        self._expected: Expected | None = None
+        self._expected: ExpectedConnection | None = None
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         """The begin of a message, or of the key."""
-        self._needed = HALF
+        self._needed_bytes = HALF
         """Bytes up to the end of that message, as far as known."""
 
     @property
@@ -215,7 +215,7 @@ class _Accepted(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._needed:
+            if len(self._rest) < self._needed_bytes:
                 return
             data, self._rest = bytes(self._rest), bytearray()
         if self._expected is None:
@@ -244,7 +244,7 @@ class _Accepted(asyncio.Protocol):
         if self._expected.connection is not None:
             self._expected.connection.abort()  # the dialler did not wait for its answer
         self._expected.connection = self
-        self._needed = SIZE_BYTES
+        self._needed_bytes = SIZE_BYTES
         self._transport.write(self._expected.key[HALF:])
         if not self.greeted.done():
             self.greeted.set_result(None)
@@ -256,22 +256,22 @@ class _Accepted(asyncio.Protocol):
             if size > MESSAGE_BYTES_MAX:
                 self.abort()
                 return
-            self._needed = SIZE_BYTES + size
-            if end - at < self._needed:
+            self._needed_bytes = SIZE_BYTES + size
+            if end - at < self._needed_bytes:
                 break
-            if not receive(data[at + SIZE_BYTES : at + self._needed]):
+            if not receive(data[at + SIZE_BYTES : at + self._needed_bytes]):
                 self.abort()
                 return
-            at += self._needed
-            self._needed = SIZE_BYTES
+            at += self._needed_bytes
+            self._needed_bytes = SIZE_BYTES
         self._rest += data[at:]
 
 
 class TcpStream:
     """One dialled connection."""
 
-    def __init__(self, dialled: "_Dialled") -> None:
-        self._dialled = dialled
+    def __init__(self, dialled: "_DialledConnection") -> None:
+        self._connection = dialled
 
     @classmethod
     async def connect(
@@ -284,7 +284,7 @@ class TcpStream:
         Raises:
             OSError: it failed, or the port is not the peer's.
         """
-        dialled = _Dialled()
+        dialled = _DialledConnection()
         try:
             await connect(peer, port, lambda: dialled)
             dialled.transport.write(key[:HALF])
@@ -300,7 +300,7 @@ class TcpStream:
 
     def abort(self) -> None:
         """End the connection at once. Messages that are not sent yet are lost."""
-        self._dialled.abort()
+        self._connection.abort()
 
     async def write(self, data: bytes) -> None:
         """Send a message, after those before it.
@@ -308,14 +308,14 @@ class TcpStream:
         Raises:
             OSError: the connection has ended.
         """
-        await self._dialled.writable.wait()
-        transport = self._dialled.transport
+        await self._connection.writable.wait()
+        transport = self._connection.transport
         if transport.is_closing():
             raise ConnectionError("the connection has ended")
         transport.writelines((len(data).to_bytes(SIZE_BYTES, "little"), data))
 
 
-class _Dialled(asyncio.Protocol):
+class _DialledConnection(asyncio.Protocol):
     """The callbacks of a dialled connection."""
 
     transport: asyncio.Transport
@@ -326,7 +326,7 @@ class _Dialled(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.on_lost: Callable[[], object] = lambda: None
-        self._received = b""
+        self._answer_bytes = b""
 
     def abort(self) -> None:
         if hasattr(self, "transport"):
@@ -339,11 +339,11 @@ class _Dialled(asyncio.Protocol):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_MS)
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) > HALF:
+        self._answer_bytes += data
+        if len(self._answer_bytes) > HALF:
             self.abort()
-        elif len(self._received) == HALF and not self.answer.done():
-            self.answer.set_result(self._received)
+        elif len(self._answer_bytes) == HALF and not self.answer.done():
+            self.answer.set_result(self._answer_bytes)
 
     def pause_writing(self) -> None:
         self.writable.clear()

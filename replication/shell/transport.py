@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
-from replication.shell.peer_complaints import Complaints, in_plain_words
+from replication.shell.peer_complaints import Complaints, readable_details
 from replication.shell.task_failures import failure_of
 from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
@@ -101,7 +101,7 @@ class Transport:
         self._release, self._level = release, level
         self.tcp = tcp
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
-        self._behind: dict[ReplicaId, str] = {}
+        self._name_by_replica: dict[ReplicaId, str] = {}
         """Replica -> the node name under which it was last connected."""
         self._inbound: dict[str, _Inbound] = {}
         self.complaints = Complaints(logger)
@@ -129,13 +129,13 @@ class Transport:
 
     def send(self, to: ReplicaId, data: bytes) -> None:
         """Queue a message. It is lost if no stream reaches the replica, or the queue is full."""
-        name = self._behind.get(to)
+        name = self._name_by_replica.get(to)
         if name is not None:
             self._out[name].put(data)
 
     def overtake(self, to: ReplicaId, data: bytes) -> None:
         """Send a small message past those that wait for the connection, if there is a way."""
-        name = self._behind.get(to)
+        name = self._name_by_replica.get(to)
         if name is not None:
             self._out[name].overtake(data)
 
@@ -146,7 +146,7 @@ class Transport:
 
     def name_of(self, replica: ReplicaId) -> str | None:
         """Return the node name of a replica, own or last connected. None: it never was."""
-        return self._name if replica == self._me else self._behind.get(replica)
+        return self._name if replica == self._me else self._name_by_replica.get(replica)
 
     def hello(self, to: str, tcp_key: bytes = b"") -> bytes:
         """Return the first message of a stream to or from the node named `to`.
@@ -172,38 +172,42 @@ class Transport:
         """Return the loop time of the last message from the node named `peer`; 0: none."""
         return self._heard_s.get(peer, 0.0)
 
-    def connected(self, peer: str, replica: ReplicaId) -> None:
+    def set_connected(self, peer: str, replica: ReplicaId) -> None:
         """Record that the stream to `peer` is up and that `replica` runs there."""
-        self._behind = {r: name for r, name in self._behind.items() if name != peer}
-        self._behind[replica] = peer
+        self._name_by_replica = {
+            r: name for r, name in self._name_by_replica.items() if name != peer
+        }
+        self._name_by_replica[replica] = peer
         self._on_connected(replica)
 
-    def met(self, data: bytes) -> tuple[str, ReplicaId] | str:
+    def check_hello(self, data: bytes) -> tuple[str, ReplicaId] | str:
         """Return the sender's (name, replica) of a Hello, or why the Hello is refused."""
         try:
             hello = pb.Hello.FromString(data)
         except DecodeError:
             return "damaged Hello"
-        for field, said, limit in (
+        for field, value, limit in (
             ("version", hello.version, VERSION),
             ("cluster_id", hello.cluster_id, self._cluster_id),
             ("receiver_name", hello.receiver_name, self._name),
         ):
-            if said != limit:
-                return f"{field} = {said!r} of {hello.name!r}: must be {limit!r}"
-        if why := self._levels_apart(hello):
+            if value != limit:
+                return f"{field} = {value!r} of {hello.name!r}: must be {limit!r}"
+        if why := self._level_conflict(hello):
             return why
         if not 1 <= hello.sender <= ID_MAX:
             return f"sender = {hello.sender} of {hello.name!r}: must be in 1 .. {ID_MAX}"
         if hello.name not in self._out:
             return f"name = {hello.name!r}: not among the peers of {self._name!r}"
         replica = ReplicaId(hello.sender)
-        namesake = self._name if replica == self._me else self._behind.get(replica, hello.name)
+        namesake = (
+            self._name if replica == self._me else self._name_by_replica.get(replica, hello.name)
+        )
         if namesake != hello.name:
             return f"replica id {replica:016x} of {hello.name!r} is that of {namesake!r}: a copy?"
         return hello.name, replica
 
-    def _levels_apart(self, hello: pb.Hello) -> str:
+    def _level_conflict(self, hello: pb.Hello) -> str:
         """Return why one of both nodes can't run at the other one's level; empty: each can."""
         theirs = FIRST_RELEASE
         if hello.level_max:
@@ -219,13 +223,13 @@ class Transport:
     def unreachable(self, peer: str, why: str) -> None:
         """Warn that there has been no stream to `peer` for a while."""
         more = {"peer_name": peer, "error": why}
-        self.complaints.say(f"stream {peer}", "no stream to a peer", **more)
+        self.complaints.log(f"stream {peer}", "no stream to a peer", **more)
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of `sender`: at its next message, or at the one being processed."""
         for inbound in self._inbound.values():
             if inbound.sender == sender:
-                inbound.refused = why
+                inbound.refusal = why
 
     async def _link(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
@@ -234,15 +238,16 @@ class Transport:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await anext(messages, b"")
-        who = self.met(hello)
-        if not isinstance(who, str) and self._identify is not None:
+        checked = self.check_hello(hello)
+        if not isinstance(checked, str) and self._identify is not None:
             certified = self._identify(context)
-            if certified != who[0]:
-                who = f"name = {who[0]!r}: the certificate is that of {certified!r}"
-        if isinstance(who, str):
-            self.complaints.say("", "refused a stream", peer=context.peer(), error=f"{who:.400}")
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
-        name, sender = who
+            if certified != checked[0]:
+                checked = f"name = {checked[0]!r}: the certificate is that of {certified!r}"
+        if isinstance(checked, str):
+            more = {"peer": context.peer(), "error": f"{checked:.400}"}
+            self.complaints.log("", "refused a stream", **more)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, checked)
+        name, sender = checked
         inbound = self._inbound[name] = _Inbound(sender)
         expected = self.tcp.expect(functools.partial(self._take, name, inbound))
         try:
@@ -253,7 +258,7 @@ class Transport:
                     code = (
                         grpc.StatusCode.INVALID_ARGUMENT if is_newest else grpc.StatusCode.ABORTED
                     )
-                    await context.abort(code, inbound.refused[:400])
+                    await context.abort(code, inbound.refusal[:400])
         finally:
             if expected is not None:
                 expected.end()
@@ -262,16 +267,16 @@ class Transport:
         """Process a message of a stream. Return whether the stream may go on."""
         self._heard_s[name] = asyncio.get_running_loop().time()
         if self._inbound.get(name) is not inbound:
-            inbound.refused = "superseded by a newer stream"
+            inbound.refusal = "superseded by a newer stream"
             return False
         try:
             self._on_message(inbound.sender, data)
         except ValueError as error:
-            inbound.refused = str(error)
-        if inbound.refused:
-            more = {"peer_name": name, "error": f"{inbound.refused:.400}"}
-            self.complaints.say(name, "bad message", **more)
-        return not inbound.refused
+            inbound.refusal = str(error)
+        if inbound.refusal:
+            more = {"peer_name": name, "error": f"{inbound.refusal:.400}"}
+            self.complaints.log(name, "bad message", **more)
+        return not inbound.refusal
 
 
 @dataclass(slots=True)
@@ -279,7 +284,7 @@ class _Inbound:
     """The stream from one peer."""
 
     sender: ReplicaId
-    refused: str = ""
+    refusal: str = ""
     """Why the stream has to end; empty: it may go on."""
 
 
@@ -297,11 +302,11 @@ class _Outbound:
         """Loop time of the first message that the peer has not answered. None: none was sent."""
         self._written_s = 0.0
         """Loop time of the last message."""
-        self._unanswered = 0
+        self._n_unanswered = 0
         """Messages since the peer was last heard."""
-        self._aside: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+        self._idle_call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         """The gRPC stream beside the TCP connection. None: messages go over gRPC, or none go."""
-        self._overtaking: asyncio.Task[None] | None = None
+        self._overtake_task: asyncio.Task[None] | None = None
         self._more = asyncio.Event()
         self._complaint = ""
         """Why there is no stream, as last logged."""
@@ -311,9 +316,9 @@ class _Outbound:
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         if (error := failure_of(task)) is not None:
             self._transport.on_failure(error)
 
@@ -332,12 +337,14 @@ class _Outbound:
 
     def overtake(self, data: bytes) -> None:
         """Send a message on the gRPC stream, which has no others if they go over TCP."""
-        if self._aside is None:
+        if self._idle_call is None:
             self.put(data)
-        elif self._overtaking is None or self._overtaking.done():
-            self._overtaking = asyncio.ensure_future(self._write_aside(self._aside, data))
+        elif self._overtake_task is None or self._overtake_task.done():
+            self._overtake_task = asyncio.ensure_future(
+                self._write_past_queue(self._idle_call, data)
+            )
 
-    async def _write_aside(
+    async def _write_past_queue(
         self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", data: bytes
     ) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -351,13 +358,13 @@ class _Outbound:
             try:
                 await self._speak(channel)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
-                self._failed(error)
+                self._note_failure(error)
             except asyncio.CancelledError:
                 if task.cancelling():  # by `stop`
                     raise
-                self._failed(ConnectionError("the call was cancelled"))  # see `_retry_tcp`
+                self._note_failure(ConnectionError("the call was cancelled"))  # see `_retry_tcp`
             finally:
-                self._up, self._aside = False, None
+                self._up, self._idle_call = False, None
                 self._queue.clear()
                 self._queued_bytes = 0
                 await channel.close()
@@ -377,19 +384,19 @@ class _Outbound:
             self._complain(f"refuses: {await call.details()}")
             return
         assert isinstance(first, bytes), first
-        who = self._transport.met(first)
-        if isinstance(who, str) or who[0] != self._peer:
-            self._complain(f"answers {who}")
+        checked = self._transport.check_hello(first)
+        if isinstance(checked, str) or checked[0] != self._peer:
+            self._complain(f"answers {checked}")
             call.cancel()
             return
         hello = pb.Hello.FromString(first)
         tcp = await self._tcp_of(hello, call)
         write = call.write if tcp is None else tcp.write
         retry = asyncio.ensure_future(self._retry_tcp(hello, call)) if tcp is None else None
-        self._aside = call if tcp is not None else None
+        self._idle_call = call if tcp is not None else None
         self._up, self._waiting_since_s, self._complaint = True, None, ""
         self._failing_since_s = None
-        self._transport.connected(*who)
+        self._transport.set_connected(*checked)
         # The peer sends nothing more. A read that ends therefore means that the stream broke.
         broken = asyncio.ensure_future(call.read())
         broken.add_done_callback(lambda _: self._more.set())
@@ -430,12 +437,12 @@ class _Outbound:
             if (tcp := await self._tcp_of(hello, call)) is not None:
                 tcp.abort()  # and with it the call, also while a message is being written
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         """Log the reason if the stream has failed for FAILING_S."""
         now_s = asyncio.get_running_loop().time()
         since_s = self._failing_since_s = self._failing_since_s or now_s
         text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        why = f"{in_plain_words(text or 'no answer in time'):.400}"
+        why = f"{readable_details(text or 'no answer in time'):.400}"
         logger.debug("no stream to a peer", extra={"peer_name": self._peer, "error": why})
         if now_s - since_s >= FAILING_S:
             self._transport.unreachable(self._peer, why)
@@ -456,10 +463,10 @@ class _Outbound:
         waiting_s, written_s = self._waiting_since_s, self._written_s
         self._written_s = now_s
         heard_s = self._transport.heard_s(self._peer)
-        self._unanswered += 1
+        self._n_unanswered += 1
         if waiting_s is None or heard_s >= waiting_s:
-            self._waiting_since_s, self._unanswered = now_s, 1
-        elif self._unanswered == 2 and now_s - written_s > SILENCE_S:
+            self._waiting_since_s, self._n_unanswered = now_s, 1
+        elif self._n_unanswered == 2 and now_s - written_s > SILENCE_S:
             self._waiting_since_s = now_s
         elif now_s - waiting_s > SILENCE_S:
             raise TimeoutError(f"no message for {now_s - waiting_s:.1f} s")

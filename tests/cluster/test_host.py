@@ -51,7 +51,7 @@ class Follower:
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         raise AssertionError("a follower proposes nothing")
 
-    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+    def cached_entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         return self.log.entries[first - 1 : last] if first >= self.cached_from else None
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
@@ -62,14 +62,14 @@ class Follower:
     def first_index(self) -> LogIndex:
         return LogIndex(1)
 
-    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
         del size_max
         return self.log.entries[first - 1 : last]
 
-    def lease_held(self) -> bool:
+    def holds_lease(self) -> bool:
         return False
 
-    async def synced(self, index: LogIndex) -> bool:
+    async def wait_until_synced(self, index: LogIndex) -> bool:
         assert index <= len(self.log.entries)
         return await self.on_disk.wait()
 

@@ -104,7 +104,7 @@ def test_each_release_accepts_the_hellos_and_the_control_state_of_the_other(
     answer = json.loads(done.stdout)
     assert (answer["version"], answer["met"]) == (VERSION, ["n2", 2])
     assert (answer["sender"], answer["frames"], answer["epoch"]) == ("n2", [], 2)
-    assert transport.met(bytes.fromhex(answer["hello"])) == ("n1", ReplicaId(1))
+    assert transport.check_hello(bytes.fromhex(answer["hello"])) == ("n1", ReplicaId(1))
     greeting = bytes.fromhex(answer["greeting"])
     assert raft_link._check_hello(greeting, "n1", "n2", "c") == "n1"
     assert control_state.load(bytes.fromhex(answer["state"])).epoch == 2

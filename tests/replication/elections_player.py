@@ -151,7 +151,7 @@ class Node:
                 self.wake = None
                 self.driver.tick()
             check_invariants(self.core)
-        leased = self.alive and self.core.lease_held(self.mono_ms())
+        leased = self.alive and self.core.holds_lease(self.mono_ms())
         if leased != self.leased:
             self.leased = leased
             self.say("has a lease" if leased else "has no lease any more")
@@ -169,7 +169,7 @@ class Node:
             if order.promise != self.files.kept.promise:
                 self.say(f"promises epoch {order.promise.epoch} to n{order.promise.leader}")
             self.files.kept = order
-            self.driver.persisted()
+            self.driver.on_persisted()
 
         self.later(done)
 
@@ -195,7 +195,7 @@ class Node:
     def read(self, order: Read) -> None:
         first = self.files.base[0] + 1
         frames = self.files.frames[order.first - first : order.last - first + 1]
-        self.later(self.driver.loaded, order, frames)
+        self.later(self.driver.on_read, order, frames)
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes] = ()) -> None:
         if isinstance(message, Fetch):

@@ -33,7 +33,7 @@ from replication.core.peer_messages import (
     Refused,
     Release,
 )
-from replication.core.progress import RETIRED_MAX, Progress
+from replication.core.progress import EARLIER_NONCES_MAX, Progress
 from replication.core.promise import NO_PROMISE, Promise
 from replication.core.replication_config import ReplicationConfig
 from tests.datadriven import run_file
@@ -162,7 +162,7 @@ def test_leader_keeps_its_lease_while_more_is_proposed_than_a_link_carries(
     for now_ms in range(800, 10_800):
         link.step(now_ms, Tick())
         link.deliver()
-        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+        assert link.core.holds_lease(MonoMs(now_ms)), now_ms
         if link.core.uncommitted_bytes < 24 << 20:
             link.propose([30_000] * 20)
     assert link.carried > 0.65 * 10_000 * bytes_per_ms
@@ -178,7 +178,7 @@ def test_window_is_wide_again_some_seconds_after_a_link_has_become_longer(
         link.travel_ms = 1 if now_ms < 4_000 else travel_ms
         link.step(now_ms, Tick())
         link.deliver()
-        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+        assert link.core.holds_lease(MonoMs(now_ms)), now_ms
         if link.core.uncommitted_bytes < 24 << 20 and not (idle and 4_000 <= now_ms < 12_000):
             link.propose([30_000] * 20)
         if now_ms == 14_000:
@@ -196,7 +196,7 @@ def test_leader_keeps_its_lease_while_a_large_entry_takes_the_link_for_longer() 
     for now_ms in range(800, 8_000):
         link.step(now_ms, Tick())
         link.deliver()
-        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+        assert link.core.holds_lease(MonoMs(now_ms)), now_ms
     assert link.core.commit_index == link.core.shape.last_index
 
 
@@ -225,13 +225,13 @@ class Player:
         effects = self.core.step(now_ms, self._event(words[2:], named))
         lines = self._effects(effects)
         if effects.start is not None:
-            self.core.started(SIZE)
+            self.core.set_start_size(SIZE)
             lines += self._effects(self.core.step(now_ms, Tick()))
-        if self.core.parting:
-            self.core.parted()
+        if self.core.takes_last_entries:
+            self.core.end_proposals()
             lines += self._effects(self.core.step(now_ms, Tick()))
         check_invariants(self.core)
-        lease = " lease" if self.core.lease_held(now_ms) else ""
+        lease = " lease" if self.core.holds_lease(now_ms) else ""
         return "\n".join([*lines, f"{self.core}{lease}"])
 
     def _new(self, named: dict[str, str], *, unsure: bool) -> None:
@@ -437,9 +437,9 @@ def _brief(message: Message) -> str:
 def test_a_leader_remembers_few_earlier_processes_of_a_follower() -> None:
     progress = Progress(LogIndex(1), window=ReplicationConfig().window_bytes)
     for nonce in range(1, 1_000):
-        progress.met(Nonce(nonce), LogIndex(1))
-    assert len(progress.retired) == RETIRED_MAX
-    assert Nonce(998) in progress.retired
+        progress.note_nonce(Nonce(nonce), LogIndex(1))
+    assert len(progress.earlier_nonces) == EARLIER_NONCES_MAX
+    assert Nonce(998) in progress.earlier_nonces
 
 
 def progress_of(*, full: bool) -> Progress:
@@ -449,7 +449,7 @@ def progress_of(*, full: bool) -> Progress:
     progress.replicate_from(LogIndex(10))
     answer(progress, sent_ms=0, at_ms=2)
     if full:
-        progress.sent(MonoMs(10), LogIndex(10), conf.window_bytes_start)
+        progress.note_append(MonoMs(10), LogIndex(10), conf.window_bytes_start)
     return progress
 
 
@@ -465,14 +465,14 @@ def answer(progress: Progress, *, sent_ms: int, at_ms: int) -> None:
         echo_ms=MonoMs(sent_ms),
         waited_ms=0,
     )
-    progress.answered(MonoMs(at_ms), message, ReplicationConfig())
+    progress.note_answer(MonoMs(at_ms), message, ReplicationConfig())
 
 
 def test_way_of_an_idle_link_is_measured_although_answers_take_several_heartbeats() -> None:
     progress = progress_of(full=False)
     for now_ms in range(100, 1_000, 10):
         if now_ms % 100 == 0:
-            progress.sent(MonoMs(now_ms), LogIndex(9), 0)
+            progress.note_append(MonoMs(now_ms), LogIndex(9), 0)
         if now_ms % 100 == 50 and now_ms >= 350:
             answer(progress, sent_ms=now_ms - 250, at_ms=now_ms)
     assert progress.idle_travel_ms == 250

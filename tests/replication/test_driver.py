@@ -30,7 +30,7 @@ from replication.core.peer_messages import (
 )
 from replication.core.promise import Promise
 from replication.core.replication_config import ReplicationConfig
-from replication.driver.driver import INBOX_MAX, Driver, Framed
+from replication.driver.driver import INBOX_MAX, Driver, FramedEntry
 from replication.driver.write_order import Drop, Order, TruncateLog, Write
 from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind, encode
 from timer.entries.payloads import decode_epoch
@@ -67,10 +67,10 @@ class Shell:
         return lambda *_: None
 
 
-def framed(epoch: int, index: int) -> Framed:
+def framed(epoch: int, index: int) -> FramedEntry:
     where = Epoch(epoch), LogIndex(index), UnixMs(5)
     frame = encode(EntryKind.FIRE, *where, [b""])
-    return Framed(frame, Entry(EntryKind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
+    return FramedEntry(frame, Entry(EntryKind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
 
 
 def follower(shell: Shell, *, unsure: bool = False) -> Driver:
@@ -84,7 +84,7 @@ def follower(shell: Shell, *, unsure: bool = False) -> Driver:
     return Driver(core, shell, shell, UnixMs(5))
 
 
-def conflicting(last: int) -> tuple[Append, Sequence[Framed]]:
+def conflicting(last: int) -> tuple[Append, Sequence[FramedEntry]]:
     """Return the entries of epoch 4 that replace entry 91 and all later ones."""
     message = Append(
         under=Promise(Epoch(4), NEW, Nonce(30)), sent_ms=MonoMs(0), to_nonce=Nonce(7),
@@ -105,7 +105,7 @@ def test_log_that_is_dropped_while_a_promise_is_awaited_makes_nothing_durable() 
     (drop,) = shell.orders
     assert isinstance(drop, Drop)
     driver.handle(Durable(drop.version, LogIndex(100)))  # the log as it still is
-    driver.persisted()
+    driver.on_persisted()
     assert driver.core.durable_index == 90
     assert [type(order) for order in shell.orders] == [Drop, TruncateLog, Write]
     driver.handle(Durable(shell.orders[-1].version, LogIndex(120)))
@@ -122,7 +122,7 @@ def test_messages_that_come_while_a_promise_is_awaited_are_bounded() -> None:
         driver.receive(NEW, heartbeat, UnixMs(0), memoryview(b""))
         driver.tick()
     assert len(driver._inbox) == INBOX_MAX
-    driver.persisted()
+    driver.on_persisted()
     assert (len(driver._inbox), driver.core.shape.last_index) == (0, 120)
 
 
@@ -142,9 +142,9 @@ def test_reads_for_one_peer_that_wait_for_a_promise_keep_their_own_frames() -> N
     shell.sent.clear()
     for read in reversed(shell.reads):
         first = int(read.first)
-        driver.loaded(read, [framed(3, index).frame for index in range(first, first + 5)])
+        driver.on_read(read, [framed(3, index).frame for index in range(first, first + 5)])
     assert shell.sent == []
-    driver.persisted()
+    driver.on_persisted()
     answers = [(m, frames) for m, frames in shell.sent if isinstance(m, FetchAnswer)]
     assert [(m.prev_index, m.last_index) for m, _ in answers] == [(10, 15)]
     assert answers[0][1] == [framed(3, index).frame for index in range(11, 16)]
@@ -185,7 +185,7 @@ def test_commit_is_not_measured_while_a_full_link_delays_it() -> None:
     driver.core = core
     for now_ms in (0, 5_000):
         driver._measure(MonoMs(now_ms))
-    assert driver._committed.ms(MonoMs(5_000)) == 0
+    assert driver._commit_latency.ms(MonoMs(5_000)) == 0
     core.timed_index = 9
     driver._measure(MonoMs(5_000))
-    assert driver._committed.ms(MonoMs(6_000)) == 1_000
+    assert driver._commit_latency.ms(MonoMs(6_000)) == 1_000

@@ -156,7 +156,7 @@ class Cluster:
     def appoint(self, epoch: int, leader: Node) -> None:
         for node in self.nodes.values():
             if node.alive:
-                node.replica.appointed(Epoch(epoch), leader.replica_id)
+                node.replica.on_appointment(Epoch(epoch), leader.replica_id)
 
     async def stop(self) -> None:
         for node in self.nodes.values():
@@ -196,7 +196,7 @@ async def test_leader_dies_and_nothing_committed_is_lost(cluster: Cluster) -> No
         propose(one, each)
     last = first + len(said) - 1
     await until(lambda: all(node.committed >= last for node in (one, two, three)))
-    await until(one.replica.lease_held)
+    await until(one.replica.holds_lease)
     with pytest.raises(NotLeaderError):
         propose(two, b"not here")
 
@@ -226,7 +226,9 @@ async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> 
         last = propose(one, bytes([number]) * 1_000_000)
         await until(lambda: one.replica.last_index - one.committed < 20)
     await until(lambda: one.committed >= last)
-    assert one.replica.cached(LogIndex(2), LogIndex(3)) is None, "else it says nothing of the disk"
+    assert one.replica.cached_entries(LogIndex(2), LogIndex(3)) is None, (
+        "else it says nothing of the disk"
+    )
 
     await three.start(cluster.dials_of(three))
     await three.join()
@@ -255,12 +257,12 @@ async def test_released_leadership_moves_without_waiting_for_the_lease(cluster: 
     one, two, _ = cluster.nodes.values()
     cluster.appoint(1, one)
     await until(lambda: one.leads == [1])
-    await until(one.replica.lease_held)
+    await until(one.replica.holds_lease)
     last = propose(one, b"the last word")
     await one.replica.release()
     assert one.stepdowns == [1]
     assert one.committed >= last
-    assert not one.replica.lease_held()
+    assert not one.replica.holds_lease()
     cluster.appoint(2, two)
     await until(lambda: two.leads == [2])
 
@@ -269,7 +271,7 @@ async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Clust
     one, two, _ = cluster.nodes.values()
     cluster.appoint(1, one)
     await until(lambda: one.leads == [1])
-    await until(one.replica.lease_held)
+    await until(one.replica.holds_lease)
     cluster.appoint(2, two)
     await until(lambda: two.leads == [2])
     assert one.stepdowns == [1]
@@ -282,18 +284,18 @@ async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -
     one, two, three = cluster.nodes.values()
     cluster.appoint(1, one)
     await until(lambda: one.leads == [1])
-    await until(one.replica.lease_held)
+    await until(one.replica.holds_lease)
     await until(lambda: three.replica.last_index == one.replica.last_index)
     await two.stop()
     ended = three.replica.last_index
-    flushing = asyncio.create_task(three.replica.synced(LogIndex(ended + 1)))
+    flushing = asyncio.create_task(three.replica.wait_until_synced(LogIndex(ended + 1)))
     await asyncio.sleep(0)
     await three.replica.fall_silent()
     async with asyncio.timeout(DEADLINE_S):
         assert not await flushing
     index = propose(one, b"alone")
     cluster.ahead_ms += CONF.lease_ms
-    await until(lambda: not one.replica.lease_held())
+    await until(lambda: not one.replica.holds_lease())
     assert one.committed < index
     assert three.replica.last_index == ended
 

@@ -6,7 +6,7 @@ import pytest
 
 from replication.core.log_shape import AGED_MAX, ENTRY_SIZE, EntrySizes, LogShape
 from replication.core.peer_messages import ENTRIES_MAX, LogStart
-from replication.core.quorum import granted, reached
+from replication.core.quorum import is_granted, majority_value
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
@@ -71,7 +71,7 @@ def find_where_they_part(seed: int) -> None:
     agree = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     end = min(len(ours), len(theirs)) if agree is None else agree
     prev, last = LogIndex(rng.randint(0, end)), LogIndex(len(theirs))
-    parts = shape_of(ours).parts_at(prev, starts_of(theirs), last)
+    parts = shape_of(ours).divergence_at(prev, starts_of(theirs), last)
     assert parts == (None if agree is None else agree + 1)
 
 
@@ -169,8 +169,8 @@ def test_tail_keeps_durable_entries_for_a_while_and_others_for_as_long_as_it_tak
 
 def test_majority_is_of_every_set() -> None:
     sets = (VOTERS, OTHERS)
-    assert not granted(sets, {ReplicaId(1), ReplicaId(2)})
-    assert granted(sets, {ReplicaId(1), ReplicaId(3), ReplicaId(4)})
+    assert not is_granted(sets, {ReplicaId(1), ReplicaId(2)})
+    assert is_granted(sets, {ReplicaId(1), ReplicaId(3), ReplicaId(4)})
     values = {ReplicaId(1): 9, ReplicaId(2): 8, ReplicaId(3): 7, ReplicaId(4): 2}
-    assert reached((VOTERS,), values) == 8
-    assert reached(sets, values) == 2
+    assert majority_value((VOTERS,), values) == 8
+    assert majority_value(sets, values) == 2

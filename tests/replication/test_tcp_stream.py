@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from replication.shell import tcp_stream
-from replication.shell.accepting import accepted, listening_at
+from replication.shell.accepting import connections_of, listen_at
 from replication.shell.tcp_stream import (
     BUFFER_BYTES,
     GREETINGS_MAX,
@@ -259,7 +259,7 @@ async def test_port_at_a_name_takes_connections_at_each_of_its_addresses_that_is
 
 async def test_connection_whose_bytes_nobody_confirms_ends_in_seconds(port: TcpPort) -> None:
     stream = await stream_to(port, port.expect(took([])).key)
-    made = stream._dialled.transport.get_extra_info("socket")
+    made = stream._connection.transport.get_extra_info("socket")
     limit_ms = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert limit_ms == tcp_stream.UNCONFIRMED_MS
 
@@ -287,8 +287,8 @@ async def test_sender_waits_for_a_peer_that_does_not_read() -> None:
                 await stream.write(bytes(1 << 20))
 
         sending = asyncio.create_task(send())
-        await until(lambda: not stream._dialled.writable.is_set())
-        waiting = stream._dialled.transport.get_write_buffer_size()
+        await until(lambda: not stream._connection.writable.is_set())
+        waiting = stream._connection.transport.get_write_buffer_size()
         assert BUFFER_BYTES < waiting <= BUFFER_BYTES + (1 << 20) + SIZE_BYTES
         stream.abort()
         with pytest.raises(ConnectionError):
@@ -303,12 +303,12 @@ async def test_connection_that_came_as_its_port_closes_is_closed(
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
 
-    async def accepted(_: socket.socket) -> AsyncIterator[socket.socket]:
+    async def connections(_: socket.socket) -> AsyncIterator[socket.socket]:
         closing.append(asyncio.create_task(port.close()))  # runs before the greeting
         yield theirs
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(tcp_stream, "accepted", accepted)
+    monkeypatch.setattr(tcp_stream, "connections_of", connections)
     await port.open()
     await until(lambda: any(each.done() for each in closing))
     with ours:
@@ -326,9 +326,9 @@ def test_connections_that_wait_are_accepted_together(run: Any) -> None:
             await asyncio.sleep(0)
 
     async def main() -> None:
-        [listening] = await listening_at("127.0.0.1", 0)
+        [listening] = await listen_at("127.0.0.1", 0)
         clients = [socket.create_connection(listening.getsockname()) for _ in range(40)]
-        counting, accepting = asyncio.create_task(count()), accepted(listening)
+        counting, accepting = asyncio.create_task(count()), connections_of(listening)
         found = [await anext(accepting) for _ in clients]
         counting.cancel()
         assert not any(each.getblocking() for each in found)
@@ -343,7 +343,7 @@ def test_connections_that_wait_are_accepted_together(run: Any) -> None:
 async def test_connection_is_not_lost_if_the_wait_for_it_is_cancelled(turns: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        accepting: Any = accepted(listening)
+        accepting: Any = connections_of(listening)
         waiting: asyncio.Task[Any] = asyncio.create_task(anext(accepting))
         await asyncio.sleep(0)
         with socket.create_connection(listening.getsockname()):

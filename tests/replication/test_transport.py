@@ -63,9 +63,9 @@ def hello(**fields: object) -> bytes:
 
 
 def test_peer_is_known_by_its_name_whatever_its_replica_id(transport: Transport) -> None:
-    assert transport.met(hello()) == ("n2", OTHER)
-    transport.connected("n2", OTHER)
-    assert transport.met(hello(sender=NEW)) == ("n2", NEW), "replaced under its name"
+    assert transport.check_hello(hello()) == ("n2", OTHER)
+    transport.set_connected("n2", OTHER)
+    assert transport.check_hello(hello(sender=NEW)) == ("n2", NEW), "replaced under its name"
 
 
 @pytest.mark.parametrize(
@@ -82,18 +82,18 @@ def test_peer_is_known_by_its_name_whatever_its_replica_id(transport: Transport)
 def test_stranger_is_refused_with_the_field(
     transport: Transport, fields: dict[str, object], why: str
 ) -> None:
-    assert why in str(transport.met(hello(**fields)))
+    assert why in str(transport.check_hello(hello(**fields)))
 
 
 def test_copy_of_a_data_directory_under_another_name_is_refused(transport: Transport) -> None:
-    transport.connected("n2", OTHER)
-    assert "is that of 'n2': a copy?" in str(transport.met(hello(name="n3")))
-    transport.connected("n2", NEW)
-    assert transport.met(hello(name="n3")) == ("n3", OTHER), "n2 is another replica by now"
+    transport.set_connected("n2", OTHER)
+    assert "is that of 'n2': a copy?" in str(transport.check_hello(hello(name="n3")))
+    transport.set_connected("n2", NEW)
+    assert transport.check_hello(hello(name="n3")) == ("n3", OTHER), "n2 is another replica by now"
 
 
 def test_noise_is_no_greeting(transport: Transport) -> None:
-    assert transport.met(b"\xff\xff") == "damaged Hello"
+    assert transport.check_hello(b"\xff\xff") == "damaged Hello"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_noise_is_no_greeting(transport: Transport) -> None:
 def test_peer_of_other_feature_levels_is_refused_and_both_are_named(
     mine: int, fields: dict[str, object], why: str
 ) -> None:
-    met = transport_at(mine).met(hello(**fields))
+    met = transport_at(mine).check_hello(hello(**fields))
     assert why in met if why else met == ("n2", OTHER)
 
 
