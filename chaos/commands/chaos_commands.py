@@ -177,7 +177,7 @@ def _interrupt(*_: object) -> None:
 def _run(args: argparse.Namespace) -> int:
     import secrets  # late: it takes milliseconds of the help of timerctl
 
-    from chaos.suite import show
+    from chaos.suite import suite_run
     from chaos.suite.stage.network import NetworkError
     from chaos.suite.stage.plan import RunOptions
     from deploy.local import LaunchError
@@ -194,7 +194,7 @@ def _run(args: argparse.Namespace) -> int:
     for number in _STOPS:
         signal.signal(number, _interrupt)
     try:
-        return show.run(args.scenario, seed, options, folder)
+        return suite_run.run(args.scenario, seed, options, folder)
     except (LaunchError, NetworkError, OSError, ValueError) as error:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2

@@ -186,7 +186,7 @@ class Judge(StoryBook):
             made = len(story.groups) - len(self._groups_ms)
             self._groups_ms += [item.time_ms] * made
         for noted in (
-            story.quotas.noted, story.series.rows, story.series.changes, story.checkpoints,
+            story.quotas.in_force, story.series.rows, story.series.changes, story.checkpoints,
         ):  # fmt: skip
             noted.clear()
         for queue in self._queues.values():

@@ -92,18 +92,18 @@ class Watch:
 
     def __init__(self, stalled_ms: int) -> None:
         self._stalled_ms = stalled_ms
-        self._moved: dict[str, tuple[int, int]] = {}
+        self._readings: dict[str, tuple[int, int]] = {}
         """Name -> (its last reading, this machine's time at which that was new)."""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
-    def look(self, at_ms: int, readings: Mapping[str, int]) -> list[str]:
+    def observe(self, at_ms: int, readings: Mapping[str, int]) -> list[str]:
         """Return a line about each that stopped since the last look. `readings`: name -> value."""
         for name, reading in readings.items():
-            if self._moved.get(name, (None, 0))[0] != reading:
-                self._moved[name] = reading, at_ms
-        since = {name: moved_ms for name, (_, moved_ms) in self._moved.items()}
+            if self._readings.get(name, (None, 0))[0] != reading:
+                self._readings[name] = reading, at_ms
+        since = {name: moved_ms for name, (_, moved_ms) in self._readings.items()}
         stopped = {name for name, moved_ms in since.items() if at_ms - moved_ms > self._stalled_ms}
-        new, self._said = sorted(stopped - self._said), stopped
+        new, self._reported = sorted(stopped - self._reported), stopped
         return [f"{name} stands still since {since[name]}" for name in new]
 
 
@@ -150,7 +150,7 @@ class LiveAudit:
         readings = {"the log's clock": self.judge.clock_ms}
         if written_ms := self._messages.written_ms:
             readings["the witness"] = written_ms
-        silent = self._watch.look(now_ms(), readings)
+        silent = self._watch.observe(now_ms(), readings)
         self._sink.write({"kind": "stalled", "detail": detail} for detail in silent)
         return len(frames)
 

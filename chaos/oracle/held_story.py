@@ -30,7 +30,7 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from chaos.oracle.pending_rows import I64, ROW, Rows
-from chaos.oracle.policy_story import Said
+from chaos.oracle.policy_story import PolicyFields
 
 RELEASE_MS: Final = 60_000
 """The longest time, on the log's clock, that a topic may take to release millions of timers."""
@@ -70,7 +70,7 @@ class HeldStory:
     """See the module. `name_of` returns a topic's name, `said` the policies in force."""
 
     name_of: Callable[[int], str]
-    said: Said
+    said: PolicyFields
     rows: SortedDict = field(default_factory=SortedDict)
     """(due, seq) -> its row: pending ones at or before `position`."""
     of: dict[int, SortedDict] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class HeldStory:
         return rows
 
     def _firing(self, topic: int) -> tuple[bool, str]:
-        return self.said.firing(topic, self.name_of(topic))
+        return self.said.pause_of(topic, self.name_of(topic))
 
     # ---- rows
 

@@ -60,7 +60,7 @@ _PARTS_MAX: Final = 16
 _FIRST: Final = (-1, -1)
 
 
-class TakenRows(NamedTuple):
+class RemovedRows(NamedTuple):
     """The rows that a FIRE removed."""
 
     fired: Rows
@@ -195,7 +195,7 @@ class WaitingRows:
 
     def take(
         self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32
-    ) -> TakenRows:
+    ) -> RemovedRows:
         """Remove the rows of one FIRE: due by `read_time_ms`, at least one row if any is due."""
         self._gather(read_time_ms)
         while True:
@@ -217,9 +217,9 @@ class WaitingRows:
         dead, lost = dead[:, dead[0] < end], lost[lost < end]
         self._late = self._late[end:]
         fired, cancelled = late[live[:count]], late[dead[0]]
-        return TakenRows(fired, cancelled, late[dead[1]], limited, late[lost])
+        return RemovedRows(fired, cancelled, late[dead[1]], limited, late[lost])
 
-    def rest(self) -> Iterator[TakenRows]:
+    def rest(self) -> Iterator[RemovedRows]:
         """Remove all rows, piece by piece; `fired` holds those that are still pending."""
         self._spill()
         self._front = _sorted([self._late, self._front])
@@ -231,7 +231,7 @@ class WaitingRows:
             rows, self._front = self._front[:end], self._front[end:]
             live, dead, lost = self._split(rows)
             parts = rows[live], rows[dead[0]], rows[dead[1]]
-            yield TakenRows(*parts, limited=False, dropped=rows[lost])
+            yield RemovedRows(*parts, limited=False, dropped=rows[lost])
 
     def _gather(self, read_time_ms: int) -> None:
         """Move the due rows of the buckets and of the front to `late`."""

@@ -26,12 +26,12 @@ READY: Final = ("ready_max", "ready_bytes_max")
 
 
 @dataclass(slots=True)
-class Said:
+class PolicyFields:
     """The fields that each scope sets."""
 
     records: dict[Scope, ScopePolicy] = field(default_factory=dict)
 
-    def take(self, item: Entry) -> Scope:
+    def apply(self, item: Entry) -> Scope:
         """Apply a POLICY entry; return its scope."""
         scope, policy = decode_policy(item.payload)
         self.records[scope] = policy
@@ -41,16 +41,16 @@ class Said:
         """Return the value of the field `name` for a topic; None if no scope sets it."""
         namespace, slash, _ = topic_name.partition("/")
         scopes = Scope("", TopicId(topic)), Scope(namespace if slash else "default"), Scope()
-        said = (getattr(self.records.get(scope, _NOTHING), name) for scope in scopes)
-        return next((value for value in said if value is not None), None)
+        values = (getattr(self.records.get(scope, _NOTHING), name) for scope in scopes)
+        return next((value for value in values if value is not None), None)
 
-    def firing(self, topic: int, topic_name: str) -> tuple[bool, str]:
+    def pause_of(self, topic: int, topic_name: str) -> tuple[bool, str]:
         """Return whether a topic is paused, and the fate of its overdue timers at a resume."""
         paused, catch_up = (self.of(name, topic, topic_name) for name in ("paused", "catch_up"))
         return bool(paused), catch_up or "all"
 
 
-class Noted(NamedTuple):
+class QuotaInForce(NamedTuple):
     """A quota in force at a schedule of its topic."""
 
     topic: int
@@ -67,14 +67,14 @@ class QuotaStory:
     """Quotas in force at schedules. `ready_of` returns the number of ready messages of a topic."""
 
     ready_of: Callable[[int], int]
-    noted: list[Noted] = field(default_factory=list)
+    in_force: list[QuotaInForce] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     """Topics whose ready messages may have changed since the last entry."""
     _ready: dict[int, int] = field(default_factory=dict)
     _least: dict[int, int] = field(default_factory=dict)
     """The least number of ready messages since the epoch began, if it has changed since."""
 
-    def applied(self) -> None:
+    def count_ready(self) -> None:
         """Note the ready messages after an entry."""
         for topic in self.touched:
             ready, before = self.ready_of(topic), self._ready.get(topic, 0)
@@ -86,13 +86,13 @@ class QuotaStory:
         """Forget the least numbers: a new leader has applied all entries before this one."""
         self._least.clear()
 
-    def note(self, topics: Sequence[int], index: int, said_of: Callable[[int, str], Any]) -> None:
+    def note(self, topics: Sequence[int], index: int, field_of: Callable[[int, str], Any]) -> None:
         """Note the quotas of the topics of a SCHEDULE entry."""
-        self.noted += (
-            Noted(topic, index, name, most, ready)
+        self.in_force += (
+            QuotaInForce(topic, index, name, most, ready)
             for topic in topics
             for name, ready in self._rules(topic)
-            if (most := said_of(topic, name)) is not None
+            if (most := field_of(topic, name)) is not None
         )
 
     def _rules(self, topic: int) -> Iterator[tuple[str, int | None]]:

@@ -52,8 +52,8 @@ from chaos.history.history import MARK_NONE, MARK_SIZE
 from chaos.oracle.group_story import ENDED, NACKED, RECALLED, GroupStory
 from chaos.oracle.held_story import HeldStory
 from chaos.oracle.intake_story import IntakeStory
-from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, Rows, TakenRows, WaitingRows
-from chaos.oracle.policy_story import QuotaStory, Said
+from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, RemovedRows, Rows, WaitingRows
+from chaos.oracle.policy_story import PolicyFields, QuotaStory
 from chaos.oracle.queue_story import QueueStory
 from chaos.oracle.series_story import SeriesStory
 from timer.entries import payloads
@@ -175,7 +175,7 @@ class LogStory:
         self.quotas = QuotaStory(self._ready)
         self._book, self._checksums = book, checksums
         self._pending = WaitingRows(spill, rows_max=pending_max)
-        self._said = Said()
+        self._said = PolicyFields()
         self.intake = IntakeStory()
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
@@ -219,7 +219,7 @@ class LogStory:
                 for topic, kept in self.kept.items():
                     kept.checkpoint(self.cursors(topic), item.time_ms)
                 self.checkpoints.append((item.index, item.time_ms, self.timers, self.fired))
-        self.quotas.applied()
+        self.quotas.count_ready()
 
     def _settings(self, item: Entry) -> None:
         if item.kind is EntryKind.POLICY:
@@ -245,7 +245,7 @@ class LogStory:
                 group.over = True
 
     def _policy(self, item: Entry) -> None:
-        scope = self._said.take(item)
+        scope = self._said.apply(item)
         self.policies.append((scope, item.index, json.dumps(asdict(self._said.records[scope]))))
         meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
         for topic in meant:
@@ -566,7 +566,7 @@ class LogStory:
         rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
         self._pending.add(rows)
 
-    def _cancelled(self, taken: TakenRows) -> None:
+    def _cancelled(self, taken: RemovedRows) -> None:
         """Write the rows that ended before their time. The first end counts."""
         self._dropped(taken.dropped)
         rows, by = taken.cancelled, taken.tombstones

@@ -274,7 +274,7 @@ def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
         "groups": groups,
         "checkpoints": story.checkpoints,
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
-        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
+        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.in_force],
         "postponed": [(story.life(t), by_ms) for t, by_ms in story.postponed.items() if by_ms],
         **{
             name: [

@@ -7,7 +7,7 @@
     nodes: timerd on disks that can fail          faulty_timerd.py, disk_faults.py
                                       │
     workloads ─► histories            ▼
-    heal, drain, stop, audit ◄──── the show       show.py
+    heal, drain, stop, audit ◄──── the run        suite_run.py
 
 All records of a run lie in its folder (chaos/history/history.py) before the audit starts. The audit
 reads only this folder and imports nothing from this package.

@@ -1,7 +1,7 @@
 """The scenarios: faults of a cluster, by name.
 
-A scenario of one fault repeats this fault in all its variants. `mix` deals the faults of all
-scenarios like cards: each card comes once before any comes twice. In a mix, a kill of the leader is
+A scenario of one fault repeats this fault in all its variants. `mix` has the faults of all
+scenarios, each variant once before any comes twice. In a mix, a kill of the leader is
 planned every 9 seconds, in a lane of its own, so that one falls at least every 15. The run reports
 the gaps between the kills, and fails if too many other strikes fall in one (STRIKES_APART_MAX).
 """
@@ -39,7 +39,7 @@ BETWEEN_S: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Variant:
     """One fault in one variant: a strike without its time."""
 
     model: Strike
@@ -51,21 +51,21 @@ class Card:
         return replace(self.model, at_s=at_s, for_s=chance.uniform(*self.for_s))
 
 
-def cards(
+def fault(
     nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), lane: Lane = Lane.NODES, **args: Any
-) -> list[Card]:
-    """Return cards whose strikes take nodes away.
+) -> list[Variant]:
+    """Return variants whose strikes take nodes away.
 
-    An argument may be a tuple of values: there is a card for each combination of values.
+    An argument may be a tuple of values: there is a variant for each combination of values.
     """
     each = [value if isinstance(value, tuple) else (value,) for value in args.values()]
     chosen = (dict(zip(args, values, strict=True)) for values in itertools.product(*each))
-    return [Card(Strike(at_s=0, nemesis=nemesis, lane=lane, args=of), for_s) for of in chosen]
+    return [Variant(Strike(at_s=0, nemesis=nemesis, lane=lane, args=of), for_s) for of in chosen]
 
 
-def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> list[Card]:
-    """Return cards whose strikes leave all nodes up."""
-    return cards(nemesis, for_s, Lane.AROUND, **args)
+def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> list[Variant]:
+    """Return variants whose strikes leave all nodes up."""
+    return fault(nemesis, for_s, Lane.AROUND, **args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class Scenario:
 
     line: str
     """One line for the list of scenarios."""
-    cards: Sequence[Card]
+    faults: Sequence[Variant]
     every_s: float = 9.0
-    mixed: bool = False
+    is_mixed: bool = False
     """Faults of several kinds coincide. Else one comes after the other."""
     complete: bool = False
     """True: the run waits for late strikes, and fails if one does not fall. False: strikes end when
@@ -85,55 +85,55 @@ class Scenario:
     @property
     def strikes_apart_max(self) -> int | None:
         """Most strikes between two kills of a leader. None: the scenario promises no kills."""
-        return STRIKES_APART_MAX if self.mixed else None
+        return STRIKES_APART_MAX if self.is_mixed else None
 
     @property
     def needs(self) -> frozenset[Need]:
         """Needs that the machine has to meet, or the scenario is refused; none for a mix."""
-        if self.mixed:
+        if self.is_mixed:
             return frozenset()
-        return frozenset().union(*(NEMESES[each.model.nemesis].needs for each in self.cards))
+        return frozenset().union(*(NEMESES[each.model.nemesis].needs for each in self.faults))
 
 
 def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
     """Return the strikes with their times. Equal arguments give equal strikes on every machine."""
     chance = random.Random(f"{seed} {options.nodes} {options.minutes} {options.without}")
     scenario, end_s = SCENARIOS[name], options.horizon_s - QUIET_S
-    allowed = _allowed(scenario.cards, options)
-    if scenario.mixed:
-        drawn = _mixed(allowed, end_s, chance)
+    allowed = _allowed(scenario.faults, options)
+    if scenario.is_mixed:
+        drawn = _mixed_strikes(allowed, end_s, chance)
     else:
-        drawn = _in_turn(allowed, scenario.every_s, end_s, chance)
+        drawn = _strikes_in_turn(allowed, scenario.every_s, end_s, chance)
     fit = (each for each in drawn if each.at_s + each.for_s <= end_s)
     rounded = [replace(s, at_s=round(s.at_s, 2), for_s=round(s.for_s, 2)) for s in fit]
     return sorted(rounded, key=lambda strike: strike.at_s)
 
 
-def _allowed(of: Sequence[Card], options: RunOptions) -> list[Card]:
+def _allowed(of: Sequence[Variant], options: RunOptions) -> list[Variant]:
     return [each for each in of if NEMESES[each.model.nemesis].needs.isdisjoint(options.without)]
 
 
-def _deck(of: Sequence[Card], chance: random.Random) -> Iterator[Card]:
-    """Yield all cards in a random order, again and again; none if there are none."""
+def _shuffled(of: Sequence[Variant], chance: random.Random) -> Iterator[Variant]:
+    """Yield all variants in a random order, again and again; none if there are none."""
     while of:
         yield from chance.sample(of, len(of))
 
 
-def _in_turn(
-    of: Sequence[Card], every_s: float, end_s: float, chance: random.Random
+def _strikes_in_turn(
+    of: Sequence[Variant], every_s: float, end_s: float, chance: random.Random
 ) -> Iterator[Strike]:
     at_s = FIRST_S
-    for each in _deck(of, chance):
+    for each in _shuffled(of, chance):
         if at_s >= end_s:
             return
         yield each.strike(at_s, chance)
         at_s += every_s * chance.uniform(0.8, 1.2)
 
 
-def _mixed(of: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[Strike]:
-    nodes = _deck([each for each in of if each.model.lane is Lane.NODES], chance)
-    rest = _deck([each for each in of if each.model.lane is Lane.AROUND], chance)
-    [kill] = cards("kill", (0.2, 1.0), Lane.LEADER, who="leader")
+def _mixed_strikes(of: Sequence[Variant], end_s: float, chance: random.Random) -> Iterator[Strike]:
+    nodes = _shuffled([each for each in of if each.model.lane is Lane.NODES], chance)
+    rest = _shuffled([each for each in of if each.model.lane is Lane.AROUND], chance)
+    [kill] = fault("kill", (0.2, 1.0), Lane.LEADER, who="leader")
     at_s = FIRST_S
     while at_s < end_s:
         kill_s = at_s + chance.uniform(0, KILL_JITTER_S)
@@ -143,8 +143,8 @@ def _mixed(of: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[
         at_s += KILLS_S
 
 
-def _of(line: str, *kinds: Sequence[Card], every_s: float = 9.0) -> Scenario:
-    return Scenario(line=line, cards=[*itertools.chain(*kinds)], every_s=every_s)
+def _of(line: str, *kinds: Sequence[Variant], every_s: float = 9.0) -> Scenario:
+    return Scenario(line=line, faults=[*itertools.chain(*kinds)], every_s=every_s)
 
 
 NEARLY: Final = 64 << 20
@@ -153,25 +153,25 @@ _BOTH: Final = ("leader", "follower")
 _PARTS: Final = (LOG, STATE)
 
 _SINGLE: Final = {
-    "kill-leader": _of("kill -9 of the leader, with timers pending", cards("kill", who="leader")),
-    "kill-controller": _of("kill -9 of the controller", cards("kill", who="controller")),
-    "kill-follower": _of("kill -9 of a follower", cards("kill", who="follower")),
+    "kill-leader": _of("kill -9 of the leader, with timers pending", fault("kill", who="leader")),
+    "kill-controller": _of("kill -9 of the controller", fault("kill", who="controller")),
+    "kill-follower": _of("kill -9 of a follower", fault("kill", who="follower")),
     "kill-two": _of("kill -9 of two nodes together, the leader among them",
-                    cards("kill-many", count=2), every_s=12),
-    "kill-all": _of("kill -9 of all nodes together", cards("kill-many", count=7), every_s=14),
+                    fault("kill-many", count=2), every_s=12),
+    "kill-all": _of("kill -9 of all nodes together", fault("kill-many", count=7), every_s=14),
     "pause": _of("SIGSTOP of a node for longer than every lease, then SIGCONT",
-                 cards("pause", who=_BOTH)),
+                 fault("pause", who=_BOTH)),
     "rolling-restart": _of("SIGTERM to one node after the other",
-                           cards("rolling-restart", (0, 0)), every_s=20),
+                           fault("rolling-restart", (0, 0)), every_s=20),
     "transfer-storm": _of("the leadership is transferred again and again",
-                          cards("transfers", (0, 0), times=5)),
+                          fault("transfers", (0, 0), times=5)),
     "isolate": _of("a node cut off from the others, or from the clients as well",
-                   cards("isolate", who="leader", clients=(True, False)),
-                   cards("isolate", who="follower", clients=True)),
+                   fault("isolate", who="leader", clients=(True, False)),
+                   fault("isolate", who="follower", clients=True)),
     "one-way": _of("a node that can only receive, or only send",
-                   cards("one-way", who=_BOTH, hears=(True, False))),
-    "bridge": _of("halves that reach each other through one node only", cards("bridge", (3, 6))),
-    "flapping": _of("links that are cut and healed in turn", cards("flap", (3, 6), who=_BOTH)),
+                   fault("one-way", who=_BOTH, hears=(True, False))),
+    "bridge": _of("halves that reach each other through one node only", fault("bridge", (3, 6))),
+    "flapping": _of("links that are cut and healed in turn", fault("flap", (3, 6), who=_BOTH)),
     "slow-links": _of("long, lossy links of one node",
                       around("slow", who="leader", delay_ms=15, jitter_ms=10, loss=0.005),
                       around("slow", who="leader", delay_ms=100, jitter_ms=50, loss=0.01),
@@ -179,7 +179,7 @@ _SINGLE: Final = {
     "near-lease": _of("round trips between nodes take nearly a lease",
                       around("near-lease", share=(0.6, 0.75, 0.9))),
     "cut-clients": _of("clients can't reach the leader; the other nodes can",
-                       cards("cut-clients", (3, 6), who="leader")),
+                       fault("cut-clients", (3, 6), who="leader")),
     "clock-jump": _of("a node's wall clock jumps, and later back",
                       around("clock-jump", LONG_S, who="leader", offset_ms=(60_000, -60_000)),
                       around("clock-jump", who="follower", offset_ms=900), every_s=20),
@@ -187,90 +187,90 @@ _SINGLE: Final = {
                        around("clock-drift", LONG_S, who="leader", drift_ppm=500_000),
                        around("clock-drift", LONG_S, who="any", drift_ppm=-500_000), every_s=20),
     "power-cut": _of("nodes die and lose all unsynced bytes",
-                     cards("power-cut", who=("leader", "follower", ALL)), every_s=12),
+                     fault("power-cut", who=("leader", "follower", ALL)), every_s=12),
     "kill-consumers": _of("consumers die while they lease messages",
                           around("kill-consumer", (0, 0)), every_s=4),
     "overload": _of("floods of requests, more than the cluster accepts",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a node's log, or of a file of its state, is gone",
-                     cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=CUT), every_s=20),
+                     fault("damage", (0, 0), who=_BOTH, part=_PARTS, how=CUT), every_s=20),
     "flipped": _of("one bit of a node's log, or of a file of its state, has changed",
-                   cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=FLIPPED), every_s=20),
+                   fault("damage", (0, 0), who=_BOTH, part=_PARTS, how=FLIPPED), every_s=20),
     "removed": _of("the last segment of a node's log, or a file of its state, is gone",
-                   cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=REMOVED), every_s=20),
+                   fault("damage", (0, 0), who=_BOTH, part=_PARTS, how=REMOVED), every_s=20),
     "bad-sector": _of("reads of a file of a node's log or state fail with EIO",
-                      cards("bad-sector", (0, 0), who=_BOTH, part=_PARTS), every_s=20),
+                      fault("bad-sector", (0, 0), who=_BOTH, part=_PARTS), every_s=20),
     "slow-disk": _of("a sync of a node's disk takes most of a lease, or two leases",
                      around("slow-disk", (8, 12), who="leader", delay_ms=(300, 1000)),
                      around("slow-disk", (4, 9), who="follower", delay_ms=1000), every_s=14),
     "hanging-disk": _of("syncs of a node's disk do not return, or no call returns",
-                        cards("hanging-disk", (3, 6), who="leader", calls=(Calls.SYNCS, Calls.ALL)),
-                        cards("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
+                        fault("hanging-disk", (3, 6), who="leader", calls=(Calls.SYNCS, Calls.ALL)),
+                        fault("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
     "disk-errors": _of("syncs or writes of a node's disk fail with EIO",
-                       cards("disk-errors", who=_BOTH, calls=(Calls.SYNCS, Calls.WRITES))),
+                       fault("disk-errors", who=_BOTH, calls=(Calls.SYNCS, Calls.WRITES))),
     "torn-write": _of("a node dies inside a write while another is down, and starts again",
-                      cards("torn-write", who=_BOTH), every_s=12),
+                      fault("torn-write", who=_BOTH), every_s=12),
     "forgotten": _of("a node's promise or identity is damaged; a new replica replaces it",
-                     cards("forget", (0, 0), who="leader", file=PROMISE_NAME, how=FLIPPED),
-                     cards("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
-                     cards("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
-                     cards("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
-                     cards("forget", (0, 0), who="leader", file=PROMISE_NAME, how=CUT, runs_on_s=5),
+                     fault("forget", (0, 0), who="leader", file=PROMISE_NAME, how=FLIPPED),
+                     fault("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
+                     fault("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
+                     fault("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
+                     fault("forget", (0, 0), who="leader", file=PROMISE_NAME, how=CUT, runs_on_s=5),
                      every_s=20),
     "hurt-leader": _of("a file of the leader is damaged while it leads",
-                       cards("hurt-running", (0, 0), who="leader", part=_PARTS,
+                       fault("hurt-running", (0, 0), who="leader", part=_PARTS,
                              how=(FLIPPED, CUT, REMOVED)), every_s=20),
     "raft-files": _of("Raft files of a node are damaged or gone; the node creates new ones",
-                      cards("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
-                      cards("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
-                      cards("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
-                      cards("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
-                      cards("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
-                      cards("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
-                      cards("hurt-raft", (0, 0), who="leader", file="raft/snapshot", how=FLIPPED),
-                      cards("hurt-raft", (0, 0), who="follower", file="raft/snapshot", how=REMOVED),
+                      fault("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
+                      fault("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
+                      fault("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
+                      fault("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
+                      fault("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
+                      fault("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
+                      fault("hurt-raft", (0, 0), who="leader", file="raft/snapshot", how=FLIPPED),
+                      fault("hurt-raft", (0, 0), who="follower", file="raft/snapshot", how=REMOVED),
                       every_s=12),
     "raft-lost": _of("Raft files of all nodes are lost at once, while none runs",
-                     cards("hurt-raft", (0, 0), who=ALL, file=RAFT, how=REMOVED),
-                     cards("hurt-raft", (0, 0), who=ALL, file="raft/journal", how=FLIPPED),
+                     fault("hurt-raft", (0, 0), who=ALL, file=RAFT, how=REMOVED),
+                     fault("hurt-raft", (0, 0), who=ALL, file="raft/journal", how=FLIPPED),
                      every_s=45),
     "members": _of("voters are changed during a partition",
-                   cards("remove-cut-off", who=_BOTH), cards("replace-cut-off"), every_s=20),
+                   fault("remove-cut-off", who=_BOTH), fault("replace-cut-off"), every_s=20),
     "full-disk": _of("one disk is full or nearly full, or all disks",
-                     cards("fill", who=_BOTH),
-                     cards("fill", (4, 6), who=("leader", ALL), leave=NEARLY), every_s=14),
-    "wiped": _of("a follower comes back with an empty disk", cards("wipe"), every_s=20),
+                     fault("fill", who=_BOTH),
+                     fault("fill", (4, 6), who=("leader", ALL), leave=NEARLY), every_s=14),
+    "wiped": _of("a follower comes back with an empty disk", fault("wipe"), every_s=20),
 }  # fmt: skip
-_ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
+_ALL: Final = [each for one in _SINGLE.values() for each in one.faults]
 _BURST: Final = around("flood", (0, 0), size_mb=32)
 """Small enough for the disks during hours of mix, even if the cluster accepts all floods."""
-_ELSEWHERE: Final = (*_SINGLE["kill-leader"].cards, *_SINGLE["overload"].cards)
+_ELSEWHERE: Final = (*_SINGLE["kill-leader"].faults, *_SINGLE["overload"].faults)
 _OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), *_BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {
         "demo": Scenario(
             line="kill-leader, and every planned kill has to happen: for `make demo`",
-            cards=_SINGLE["kill-leader"].cards,
+            faults=_SINGLE["kill-leader"].faults,
             complete=True,
         ),
         "mix": Scenario(
             line="all of these, and a kill of the leader planned every 9 s",
-            cards=_OTHERS,
-            mixed=True,
+            faults=_OTHERS,
+            is_mixed=True,
         ),
         "short": Scenario(
             line="the mix, without floods: for continuous integration",
-            cards=[each for each in _OTHERS if each.model.nemesis != "flood"],
-            mixed=True,
+            faults=[each for each in _OTHERS if each.model.nemesis != "flood"],
+            is_mixed=True,
         ),
     }
 )
 
 
-def left_out(name: str, options: RunOptions) -> list[str]:
+def left_out_lines(name: str, options: RunOptions) -> list[str]:
     """Return a line that lists the faults that a run leaves out, or nothing."""
     scenario = SCENARIOS[name]
-    allowed = _allowed(scenario.cards, options)
-    missing = sorted({each.model.nemesis for each in scenario.cards if each not in allowed})
+    allowed = _allowed(scenario.faults, options)
+    missing = sorted({each.model.nemesis for each in scenario.faults if each not in allowed})
     return [f"not allowed here: {', '.join(missing)}"] if missing else []

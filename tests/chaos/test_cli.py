@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaos.suite import show
+from chaos.suite import suite_run
 from timerclient.cli import timerctl
 
 
@@ -61,7 +61,7 @@ def test_live_audit_of_a_folder_that_is_no_run_makes_none(
 def test_run_that_can_not_be_audited_is_not_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(show, "play", lambda *_: 0)
+    monkeypatch.setattr(suite_run, "execute", lambda *_: 0)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert timerctl.main(["chaos", "run", "mix", "--plain", "--dir", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err.startswith(f"timerctl chaos: no java in JAVA_HOME = {tmp_path}")

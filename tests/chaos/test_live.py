@@ -241,14 +241,14 @@ def test_log_of_one_node_needs_the_address_of_that_node(desk: Desk) -> None:
 
 def test_silence_is_reported_once_each_time() -> None:
     watch = Watch(stalled_ms=10_000)
-    assert watch.look(NOW, {"the log's clock": 0}) == []
-    assert watch.look(NOW + 10_000, {"the log's clock": 0}) == []
+    assert watch.observe(NOW, {"the log's clock": 0}) == []
+    assert watch.observe(NOW + 10_000, {"the log's clock": 0}) == []
     stopped = [f"the log's clock stands still since {NOW}"]
-    assert watch.look(NOW + 10_001, {"the log's clock": 0}) == stopped
-    assert watch.look(NOW + 10_002, {"the log's clock": 0}) == []
+    assert watch.observe(NOW + 10_001, {"the log's clock": 0}) == stopped
+    assert watch.observe(NOW + 10_002, {"the log's clock": 0}) == []
     readings = {"the log's clock": NOW, "the witness": NOW}
-    assert watch.look(NOW + 20_000, readings) == []
-    said = watch.look(NOW + 60_000, readings)
+    assert watch.observe(NOW + 20_000, readings) == []
+    said = watch.observe(NOW + 60_000, readings)
     assert [text.split(" stands")[0] for text in said] == [*readings]
 
 

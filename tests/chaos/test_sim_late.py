@@ -82,8 +82,8 @@ def test_world_is_not_steady_before_the_application_of_its_leader_leads() -> Non
     leader = the_leader(world)
     assert leader is not None
     late, now_us = world.town.book.late, world.timeline.now_us
-    late.look(world)
+    late.observe(world)
     assert late.steady_us <= now_us
     leader.app.on_stepdown(leader.core.epoch)  # the protocol's core still leads
-    late.look(world)
+    late.observe(world)
     assert late.steady_us > now_us

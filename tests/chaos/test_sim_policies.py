@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.checks.fatebook import FateBook
-from chaos.sim.checks.policybook import LEVELS_MS, PolicyBook, TakenRequest
+from chaos.sim.checks.policybook import LEVELS_MS, Acceptance, PolicyBook
 from chaos.sim.timers.operators import POLICIES
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.options import WorldOptions
@@ -74,7 +74,7 @@ class Pages:
         requested = {"due_ms": value, "delay_ms": NOW + value}.get(way)
         if requested is None:
             requested = NOW + [0, *LEVELS_MS][min(value, len(LEVELS_MS))]
-        self.book.requests[1, 1] = [TakenRequest(way, (value,), NOW, NOW - 50)]
+        self.book.requests[1, 1] = [Acceptance(way, (value,), NOW, NOW - 50)]
         due = np.array([due_ms], np.int64)
         part = Part(
             producer_id=ProducerId(1),

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chaos.history.history import OWNER, RunFolder
-from chaos.suite import show
+from chaos.suite import suite_run
 from chaos.suite.scenarios import STRIKES_APART_MAX
-from chaos.suite.show import Bill, claimable, clear
 from chaos.suite.stage import stage as stages
 from chaos.suite.stage.plan import Need
+from chaos.suite.suite_run import RunPlan, claimable, clear
 from deploy.local import LaunchError, LocalCluster
 from timerclient.cli import timerctl
 
@@ -19,13 +19,13 @@ from timerclient.cli import timerctl
 def test_run_with_the_same_seed_plays_the_same_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played: list[tuple[Path, Bill]] = []
+    played: list[tuple[Path, RunPlan]] = []
 
-    def play(target: RunFolder, each: Bill) -> int:
+    def play(target: RunFolder, each: RunPlan) -> int:
         played.append((target.root, each))
         return 0
 
-    monkeypatch.setattr(show, "play", play)
+    monkeypatch.setattr(suite_run, "execute", play)
     words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--rate", "9"]
     for folder in ("first", "again"):
         more = ["--workloads", "herd,singles", "--dir", str(tmp_path / folder)]
@@ -67,8 +67,8 @@ def test_who_is_not_root_is_told_what_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    played: list[Bill] = []
-    monkeypatch.setattr(show, "play", lambda _, each: played.append(each))
+    played: list[RunPlan] = []
+    monkeypatch.setattr(suite_run, "execute", lambda _, each: played.append(each))
     words = ["--minutes", "0.5", "--dir", str(tmp_path / "run")]
     timerctl.main(["chaos", "run", "mix", *words])
     assert played[0].missing == dict.fromkeys(Need, "not root")
@@ -83,7 +83,7 @@ def test_look_at_the_machine_leaves_the_folder_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     monkeypatch.setattr(stages, "capabilities", lambda _: {Need.DISKS: "none here"})
-    monkeypatch.setattr(show, "play", lambda *_: 0)
+    monkeypatch.setattr(suite_run, "execute", lambda *_: 0)
     words = ["chaos", "run", "power-cut" if refused else "mix", "--minutes", "0.5"]
     assert timerctl.main([*words, "--dir", str(tmp_path)]) == (2 if refused else 0)
     assert [*tmp_path.iterdir()] == []

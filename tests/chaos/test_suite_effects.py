@@ -16,7 +16,7 @@ from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage, processes
 from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, damage, fill
 from chaos.suite.nemeses.links import bridge, flap
-from chaos.suite.nemeses.nemesis import Fizzled, chosen
+from chaos.suite.nemeses.nemesis import NoEffect, choose
 from chaos.suite.nemeses.processes import kill_many, power_cut, rolling_restart, transfers
 from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
@@ -44,7 +44,7 @@ class FakeStage(SimpleNamespace):
             leader=lambda: "n1",
             turn=Turn(),
             waited_for=set(),
-            waiting_for=contextlib.nullcontext,
+            lend_turn=contextlib.nullcontext,
             say=lambda _: None,
             record=lambda *_, **__: None,
             kill=self.calling("kill"),
@@ -85,22 +85,22 @@ class FakeStage(SimpleNamespace):
 @pytest.mark.parametrize(("who", "fit"), [("follower", {"n3"}), ("any", {"n1", "n3"})])
 def test_lost_node_is_nobodys_victim(who: str, fit: set[str]) -> None:
     stage: Any = FakeStage("n2")
-    assert {chosen(stage, who, random.Random(seed)) for seed in SEEDS} == fit
+    assert {choose(stage, who, random.Random(seed)) for seed in SEEDS} == fit
 
 
 def test_who_is_away_is_a_victim_only_if_nobody_else_is_there() -> None:
     stage: Any = FakeStage()
     stage.away = {"n2"}
-    assert {chosen(stage, "any", random.Random(seed)) for seed in SEEDS} == {"n1", "n3"}
-    assert {chosen(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n3"}
+    assert {choose(stage, "any", random.Random(seed)) for seed in SEEDS} == {"n1", "n3"}
+    assert {choose(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n3"}
     stage.away = {"n2", "n3"}
-    assert {chosen(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n2", "n3"}
+    assert {choose(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n2", "n3"}
 
 
 def test_strike_at_nobody_fizzles_and_says_why() -> None:
     stage: Any = FakeStage("n2", "n3")
-    with pytest.raises(Fizzled, match="no follower is left: n2 and n3 lost for good"):
-        chosen(stage, "follower", random.Random(1))
+    with pytest.raises(NoEffect, match="no follower is left: n2 and n3 lost for good"):
+        choose(stage, "follower", random.Random(1))
 
 
 def test_controller_that_is_lost_is_nobodys_victim(
@@ -116,8 +116,8 @@ def test_controller_that_is_lost_is_nobodys_victim(
     stage.lost = {"n2", "n3"}
     assert stage.controller() is None
     monkeypatch.setattr(stage, "leader", lambda: "n1")  # and is not told to be what it may not be
-    with pytest.raises(Fizzled, match="no running node knows the controller"):
-        chosen(stage, "controller", random.Random(1))
+    with pytest.raises(NoEffect, match="no running node knows the controller"):
+        choose(stage, "controller", random.Random(1))
     stage.faults.close()
 
 
@@ -152,7 +152,7 @@ def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
 
 def test_bridge_needs_two_halves() -> None:
     stage: Any = FakeStage("n2")
-    with pytest.raises(Fizzled, match="only n1 and n3 are left"):
+    with pytest.raises(NoEffect, match="only n1 and n3 are left"):
         Blow(bridge).strike(stage, random.Random(1))
     assert stage.calls == []
     stage = FakeStage("n2", nodes=5)
@@ -165,7 +165,7 @@ def test_bridge_needs_two_halves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "fizzles"),
+    ("errors", "has_no_effect"),
     [
         ([NotReady("starting")] * 3, True),
         ([NotReady("starting"), None, NotReady("starting")], False),
@@ -173,7 +173,7 @@ def test_bridge_needs_two_halves() -> None:
     ],
 )
 def test_transfers_of_which_all_were_refused_fizzle(
-    monkeypatch: pytest.MonkeyPatch, errors: list[TimerError | None], fizzles: bool
+    monkeypatch: pytest.MonkeyPatch, errors: list[TimerError | None], has_no_effect: bool
 ) -> None:
     answers = iter(errors)
 
@@ -194,8 +194,8 @@ def test_transfers_of_which_all_were_refused_fizzle(
     monkeypatch.setattr(processes, "TimerClient", Client)
     stage: Any = FakeStage()
     storm = Blow(transfers, times=len(errors))
-    if fizzles:
-        with pytest.raises(Fizzled, match="all 3 transfers of the leadership were refused"):
+    if has_no_effect:
+        with pytest.raises(NoEffect, match="all 3 transfers of the leadership were refused"):
             storm.strike(stage, random.Random(1))
     else:
         storm.strike(stage, random.Random(1))()
@@ -223,18 +223,18 @@ def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, blow: Blow) -
     path.write_bytes(whole)
     stage = damageable(tmp_path)
     (tmp_path / "log" / "durable").unlink()
-    with pytest.raises(Fizzled, match="has nothing durable yet"):
+    with pytest.raises(NoEffect, match="has nothing durable yet"):
         blow.strike(stage, random.Random(1))
     assert path.read_bytes() == whole
     assert not stage.hurt
-    assert [what for what, *_ in stage.calls] == ["kill"], "the show starts it"
+    assert [what for what, *_ in stage.calls] == ["kill"], "the run starts it"
 
 
 def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path = durable_log(tmp_path, 1)
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
-    with pytest.raises(Fizzled, match="does not need the damaged part"):
+    with pytest.raises(NoEffect, match="does not need the damaged part"):
         Blow(damage, how=CUT).strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
@@ -252,9 +252,9 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
-    with pytest.raises(Fizzled, match="has no manifest yet"):
+    with pytest.raises(NoEffect, match="has no manifest yet"):
         Blow(damage, "follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
-    assert [what for what, *_ in stage.calls] == ["kill"], "the show starts it"
+    assert [what for what, *_ in stage.calls] == ["kill"], "the run starts it"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_damage_that_a_node_would_not_find_fails_the_run(
     stage = with_state(tmp_path, *names, monkeypatch=monkeypatch)
     victim = tmp_path / "state" / (names or ["manifest"])[0]
     monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
-    with pytest.raises(Fizzled, match="does not need the damaged part"):
+    with pytest.raises(NoEffect, match="does not need the damaged part"):
         Blow(damage, "follower", file_damage.STATE, how).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
@@ -312,7 +312,7 @@ def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
     if noticing:
         undo()
     else:
-        with pytest.raises(Fizzled, match="n1 and n3 did not notice"):
+        with pytest.raises(NoEffect, match="n1 and n3 did not notice"):
             undo()
     filled_and_back = [("fill", "n1"), ("fill", "n3"), ("drain", "n1"), ("drain", "n3")]
     assert stage.calls == [*filled_and_back, ("start", "n1", "n3")]

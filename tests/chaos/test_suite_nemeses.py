@@ -24,7 +24,7 @@ from chaos.suite.nemeses import nemesis as nemeses
 from chaos.suite.nemeses.crowd import flood, kill_consumer
 from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage, fill, wipe
 from chaos.suite.nemeses.links import bridge, flap, isolate, one_way, slow
-from chaos.suite.nemeses.nemesis import Fizzled
+from chaos.suite.nemeses.nemesis import NoEffect
 from chaos.suite.nemeses.processes import (
     clock_jump,
     kill,
@@ -173,14 +173,14 @@ def test_leader_that_nobody_hears_is_replaced(
 ) -> None:
     needs(stage, blow.nemesis)
     before, struck = epoch(stage), list[str]()
-    choose = nemeses.chosen
+    choose = nemeses.choose
 
     def chosen(stage: Stage, who: str, chance: random.Random) -> str:
         assert who == "leader"
         struck.append(choose(stage, who, chance))
         return struck[-1]
 
-    monkeypatch.setattr(links, "chosen", chosen)
+    monkeypatch.setattr(links, "choose", chosen)
     undo = blow.strike(stage, chance)
     [leader] = struck
     until(lambda: stage.leader(above_epoch=before) != leader)
@@ -258,7 +258,7 @@ def test_power_cut_loses_unsynced_files(
 ) -> None:
     needs(stage, power_cut)
     leader = stage.leader()
-    monkeypatch.setattr(nemeses, "chosen", lambda *_: leader)
+    monkeypatch.setattr(nemeses, "choose", lambda *_: leader)
     # A sync of any file takes along that another was made; so does the journal, each five seconds.
     stage.pause(leader)
     os.sync()
@@ -282,7 +282,7 @@ def test_killed_consumers_messages_come_again(
 
         def killed() -> set[int]:
             """Return what died consumers held; one may find no group that is consumed just then."""
-            with contextlib.suppress(Fizzled):
+            with contextlib.suppress(NoEffect):
                 Blow(kill_consumer, life_s=0.1).strike(stage, chance)()
             doomed = stage.run.histories.glob("doomed-*.jsonl")
             return {o for file in doomed for line in read(file) for o in line["offsets"]}
@@ -331,7 +331,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
         writer.join()
     assert recorded(stage, "full")["noticed"] == WAITING
     undo()
-    assert not stage.died()
+    assert not stage.note_deaths()
     schedules(stage)
 
 
@@ -390,10 +390,10 @@ def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhil
 
 
 def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
-    assert stage.died() == []
+    assert stage.note_deaths() == []
     stage.cluster.kill("n2", signal.SIGKILL)
-    assert stage.died() == ["n2"]
-    assert recorded(stage, "died")["status"] == -9
+    assert stage.note_deaths() == ["n2"]
+    assert recorded(stage, "note_deaths")["status"] == -9
     stage.restart("n2")
     schedules(stage)
 

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from chaos.audit import job
 from chaos.history.history import RunFolder, read
-from chaos.suite.show import Show, claimable, clear
 from chaos.suite.stage.network import run as run_program
 from chaos.suite.stage.stage import end_run, owning, remove_stale
+from chaos.suite.suite_run import SuiteRun, claimable, clear
 from deploy.local import LaunchError, LocalCluster
 from tests.cluster.running import Forking, until
 from timerclient.cli import timerctl
@@ -28,12 +28,12 @@ def test_short_run_without_root_is_ok(
 ) -> None:
     folder = tmp_path / "run"
 
-    def play(self: Show) -> int:
+    def play(self: SuiteRun) -> int:
         self._audit = (sys.executable, "-c", "")
         return whole(self)
 
-    whole = Show.play
-    monkeypatch.setattr(Show, "play", play)
+    whole = SuiteRun.execute
+    monkeypatch.setattr(SuiteRun, "execute", play)
     monkeypatch.setattr("chaos.suite.stage.stage.LocalCluster", Forking)
     words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
     words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]

@@ -74,7 +74,7 @@ def test_mix_has_every_fault() -> None:
     assert found - {"flood"} == {
         s.nemesis for s in scenarios.schedule("short", 1, RunOptions(minutes=10))
     }
-    assert scenarios.left_out("mix", RunOptions()) == []
+    assert scenarios.left_out_lines("mix", RunOptions()) == []
 
 
 def test_schedule_needs_nothing_that_the_machine_lacks() -> None:
@@ -82,7 +82,7 @@ def test_schedule_needs_nothing_that_the_machine_lacks() -> None:
     schedule = scenarios.schedule("mix", 1, options)
     assert not any(NEMESES[strike.nemesis].needs for strike in schedule)
     assert {"kill", "kill-many", "pause", "clock-jump"} <= {s.nemesis for s in schedule}
-    [line] = scenarios.left_out("mix", options)
+    [line] = scenarios.left_out_lines("mix", options)
     assert line == (
         "not allowed here: bridge, cut-clients, fill, flap, isolate, near-lease, one-way, "
         "power-cut, remove-cut-off, replace-cut-off, slow"

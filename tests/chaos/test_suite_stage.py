@@ -11,10 +11,10 @@ import pytest
 
 from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage
-from chaos.suite.show import Bill, Show
 from chaos.suite.stage import stage as stages
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
+from chaos.suite.suite_run import RunPlan, SuiteRun
 from deploy.local import LaunchError, LocalCluster
 from tests.chaos.blows import Blow
 from tests.chaos.world import durable_log
@@ -48,10 +48,10 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
     fine = 'level=info node=n1 logger=x msg="a level=error in words"'
     lines = [f"time=0 {each}" for each in (full, corrupt, diverged, bug, fine)]
     log.write_text("\n".join(lines))
-    assert stage.unexplained("n1") == lines[1:4]
+    assert stage.unexplained_errors("n1") == lines[1:4]
     stage.hurt.add("n1")
-    assert stage.unexplained("n1") == lines[2:4], "damage is no excuse for anything else"
-    assert stage.unexplained("n2") == []
+    assert stage.unexplained_errors("n1") == lines[2:4], "damage is no excuse for anything else"
+    assert stage.unexplained_errors("n2") == []
     stage.faults.close()
 
 
@@ -68,7 +68,7 @@ def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
 
     at_start = found == "at its start"
     stage: Any = SimpleNamespace(
-        waiting_for=contextlib.nullcontext,
+        lend_turn=contextlib.nullcontext,
         kill=lambda _: None, archive=SimpleNamespace(seal=lambda _: None), data=lambda _: tmp_path,
         damaged=set(), hurt=set(), restart=waited if at_start else lambda _: None,
         wait_until_whole=waited, lose=lost.append, leader=lambda: "n1",
@@ -165,9 +165,9 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     monkeypatch.setattr(stages, "TimerClient", lambda _: contextlib.nullcontext(client))
     monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
-    monkeypatch.setattr(stage, "died", list)
-    nothing = Bill(scenario="none", seed=0, options=RunOptions(), schedule=[])
-    Show(RunFolder(tmp_path), nothing)._mend(stage)
+    monkeypatch.setattr(stage, "note_deaths", list)
+    nothing = RunPlan(scenario="none", seed=0, options=RunOptions(), schedule=[])
+    SuiteRun(RunFolder(tmp_path), nothing)._restore_nodes(stage)
     assert answers == []
     monkeypatch.setattr(stages, "READY_S", 0.01)
     for answer in ((True, "follower"), (False, "unreachable")):
@@ -196,7 +196,7 @@ def test_node_that_fails_to_heal_is_its_nemesis_own_until_its_turn_is_back(
             seen.append({*stage.waited_for})
 
     stage.turn.lent = lent  # type: ignore[method-assign]
-    with contextlib.suppress(LaunchError), stage.waiting_for("n1"):
+    with contextlib.suppress(LaunchError), stage.lend_turn("n1"):
         if not heals:
             raise LaunchError("it has ended")
     assert seen == [{"n1"}, set() if heals else {"n1"}]
@@ -213,7 +213,7 @@ def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:
     stage.damaged |= {"n1", "n2"}
     stage.cluster.is_running = lambda name: name == "n3"  # type: ignore[method-assign]
     status |= {"n1": 66}
-    assert stage.died() == ["n2"], (
+    assert stage.note_deaths() == ["n2"], (
         "a damaged node may end for want of a healer, and in no other way"
     )
     assert stage.lost == {"n1"}

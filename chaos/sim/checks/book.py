@@ -225,7 +225,7 @@ class PromiseBook:
     def check_expiry(self, delivery: Delivery, index: int) -> None:
         """Check that no expired message is delivered, by the policies before the entry `index`."""
         topic, group = delivery.topic, delivery.group.group_id
-        ttl_ms = self.policies.at(index, topic.name).get("ttl_ms")
+        ttl_ms = self.policies.fields_at(index, topic.name).get("ttl_ms")
         for offset in delivery.lease.offsets.tolist():
             due_ms = self.fates.queues[topic.topic_id][offset].due_ms
             over = (group, offset) in self.fates.over

@@ -50,7 +50,7 @@ class LateBook:
     _seen: tuple[object, ...] = ()
     _shift_ms: int = 0
 
-    def look(self, world: "TimerWorld") -> None:
+    def observe(self, world: "TimerWorld") -> None:
         """See whether the world is steady."""
         now_us = world.timeline.now_us
         leader = steady_leader(world)
@@ -92,7 +92,7 @@ def steady_leader(world: "TimerWorld") -> "SimNode | None":
         return None
     leader = leaders[0]
     core = leader.core
-    if not core.serving or not core.lease_held(leader.mono_ms()):
+    if not core.serving or not core.holds_lease(leader.mono_ms()):
         return None
     voters = core.voters
     for node in world.nodes:
@@ -118,7 +118,7 @@ class ProgressCheck:
     _since: dict[tuple[object, ...], int] = field(default_factory=dict)
     """(replica, life, waiting step, its position) -> microseconds at which it was seen first."""
 
-    def look(self, world: "TimerWorld") -> None:
+    def observe(self, world: "TimerWorld") -> None:
         """Judge all running nodes: none is stuck."""
         now_us = world.timeline.now_us
         before, self._since = self._since, {}
@@ -126,11 +126,11 @@ class ProgressCheck:
             if not node.alive or node.paused or node.slow_disk != 1:
                 continue
             app: EngineApp = node.app  # type: ignore[assignment]
-            for what, reached in _waits(app):
-                key = node.replica, node.life, what, reached
+            for step, reached in _waits(app):
+                key = node.replica, node.life, step, reached
                 since_us = self._since[key] = before.get(key, now_us)
                 if now_us - since_us > STUCK_MS * 1_000:
-                    raise Broken("stuck", f"{node} waits with its {what} at {reached}")
+                    raise Broken("stuck", f"{node} waits with its {step} at {reached}")
 
 
 def _waits(app: "EngineApp") -> list[tuple[str, int]]:

@@ -34,7 +34,7 @@ PLAIN: Final[dict[str, Any]] = {
 }
 
 
-class TakenRequest(NamedTuple):
+class Acceptance(NamedTuple):
     """One acceptance of a request by a leader."""
 
     way: str
@@ -49,16 +49,16 @@ class PolicyBook:
     """See the module. `check` raises Broken if a row does not follow from the policies."""
 
     fates: FateBook
-    requests: dict[tuple[object, int], list[TakenRequest]] = field(
+    requests: dict[tuple[object, int], list[Acceptance]] = field(
         default_factory=lambda: defaultdict(list)
     )
     """Name of a producer's request -> its acceptances."""
-    moves: dict[object, list[tuple[str, TakenRequest]]] = field(
+    moves: dict[object, list[tuple[str, Acceptance]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
 
-    def at(self, index: int, topic: str) -> dict[str, Any]:
+    def fields_at(self, index: int, topic: str) -> dict[str, Any]:
         """Return the fields in force for a topic at an entry."""
         story = self.fates.story
         gone = {number: at for number, (at, _) in story.deleted.items()}
@@ -85,7 +85,7 @@ class PolicyBook:
             if not takings:
                 continue  # it has an id, and no producer
             topic = self.fates.story.topics[int(rows["topic"][0])]
-            rules = self.at(entry.index, topic)
+            rules = self.fields_at(entry.index, topic)
             limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
             if limit is not None and most > limit:
                 raise Broken("policy", f"{entry.index}: {most} bytes in {topic}, {rules}")
@@ -101,8 +101,10 @@ class PolicyBook:
             if applied.results[at] != RESCHEDULED or not takings:
                 continue
             times = [(requested_ms, due_ms)]
-            if not any(_fits(self.at(entry.index, topic), one, times) for topic, one in takings):
-                said = self.at(entry.index, takings[0][0])
+            if not any(
+                _fits(self.fields_at(entry.index, topic), one, times) for topic, one in takings
+            ):
+                said = self.fields_at(entry.index, takings[0][0])
                 raise Broken("policy", f"{entry.index}: to {due_ms}, {said}, {takings}")
 
     def _target(self, targets: Targets, at: int) -> object:
@@ -130,7 +132,7 @@ def name_of(producer: int, sequence: int, request: RequestId | None) -> tuple[ob
     return (producer, sequence) if request is None else request[:2]
 
 
-def _fits(rules: dict[str, Any], taken: TakenRequest, times: list[tuple[int, int]]) -> bool:
+def _fits(rules: dict[str, Any], taken: Acceptance, times: list[tuple[int, int]]) -> bool:
     """Return whether (requested, due) of each row follow from the policies."""
     spans = [_time(rules, taken, value) for value in taken.values]
     return len(spans) == len(times) and all(
@@ -139,7 +141,7 @@ def _fits(rules: dict[str, Any], taken: TakenRequest, times: list[tuple[int, int
     )
 
 
-def _time(rules: dict[str, Any], taken: TakenRequest, value: int) -> tuple[int, int, int] | None:
+def _time(rules: dict[str, Any], taken: Acceptance, value: int) -> tuple[int, int, int] | None:
     """Return (requested, first due, last due) of a row. None: it had to be rejected."""
     now, delay = taken.clock_ms, value
     if taken.way == "due_ms":
@@ -215,7 +217,7 @@ class QuotaBook:
             self._within(entry, machine.topics[topic_id], machine)  # type: ignore[index]
 
     def _within(self, entry: Entry, topic: Topic, machine: Machine) -> None:
-        said: dict[str, Any] = self.policies.at(entry.index, topic.name)
+        said: dict[str, Any] = self.policies.fields_at(entry.index, topic.name)
         views = machine.series.views(machine.series.ids_of([topic.topic_id], 0, 1 << 20))
         free = [len(each.spec.payload) for each in views if each.seq]  # no quota rejects these
         there = topic.counts.pending - len(free), topic.pending_bytes - sum(free)

@@ -18,7 +18,7 @@ import numpy as np
 
 from chaos.oracle.story import CANCELLED
 from chaos.sim.checks.keybook import Key, TimerName, ToldRow
-from chaos.sim.checks.policybook import TakenRequest
+from chaos.sim.checks.policybook import Acceptance
 from chaos.sim.timers.node_results import Reply, ids_of, named
 from chaos.sim.timers.operators import SimOperator, after
 from chaos.sim.world.sim_node import WALL_START_MS
@@ -255,7 +255,7 @@ class SimProducer:
 
     def _note_move(self, app: "EngineApp", target: object, topic: str, delay_ms: int) -> None:
         floor_ms = app.engine.machine.last_read_time_ms
-        taken = TakenRequest("delay_ms", (delay_ms,), app.clock_ms(), floor_ms)
+        taken = Acceptance("delay_ms", (delay_ms,), app.clock_ms(), floor_ms)
         self._town.book.policies.moves[target].append((topic, taken))
 
 

@@ -130,7 +130,7 @@ class TimelineIo:
         return self._app.may_hand_out()
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
-        return self._node.driver.cached(first, last)
+        return self._node.driver.cached_entries(first, last)
 
     def read(
         self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]

@@ -15,7 +15,7 @@ import numpy as np
 from chaos.sim.checks import latebook, workbook
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.orderbook import headers_of
-from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
+from chaos.sim.checks.policybook import LEVELS_MS, Acceptance
 from chaos.sim.timers.callers import SimRequest
 from chaos.sim.timers.node_results import Reply, told, unanswered
 from chaos.sim.timers.served_stream import ServedStream
@@ -228,7 +228,7 @@ class EngineApp(App):
 
     def may_hand_out(self) -> bool:
         """Return whether this node's leadership lease is valid now."""
-        return self.node.core.lease_held(self.node.mono_ms())
+        return self.node.core.holds_lease(self.node.mono_ms())
 
     # ---- requests of clients
 
@@ -304,7 +304,7 @@ class EngineApp(App):
             found = rules.times(wanted, int(mine.sum()), now, floor_ms)
             times[:, mine] = found.requested_ms, found.due_ms
         if identity is None:
-            taken = TakenRequest(request.way, tuple(values.tolist()), now.clock_ms, floor_ms)
+            taken = Acceptance(request.way, tuple(values.tolist()), now.clock_ms, floor_ms)
             self.town.book.policies.requests[request.producer].append(taken)
         part = Part(
             producer_id=request.producer[0],
@@ -399,8 +399,8 @@ class TimerWorld(World):
 
     def _look(self) -> None:
         self.timeline.after(latebook.LOOK_US, self._look)
-        self._progress.look(self)
-        self.town.book.late.look(self)
+        self._progress.observe(self)
+        self.town.book.late.observe(self)
 
     def rows(self) -> int:
         """See World."""

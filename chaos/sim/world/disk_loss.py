@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.simdisk import LOG_PATH, PROMISE_PATH, STATE_PATH
 from replication.core.progress import in_force
-from replication.core.quorum import Voters, granted
+from replication.core.quorum import Voters, is_granted
 from timer.model.timer_errors import StorageError, WrongDirectoryError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def waits_for_repair(world: "World") -> bool:
     cores = [node.core for node in world.nodes if node.alive]
     known = [core.shape.sets_from(core.commit_index) for core in cores]
     sets = in_force(known) if known else (world.voters,)
-    return any(lost & voters and not granted([voters], sure) for voters in sets)
+    return any(lost & voters and not is_granted([voters], sure) for voters in sets)
 
 
 def _sets(world: "World") -> "set[Voters]":

@@ -178,7 +178,7 @@ class Referee:
         if node.leading:
             leaders = [each for each in self._nodes if each.leading]
             if len(leaders) > 1:
-                held = [each for each in leaders if each.core.lease_held(each.mono_ms())]
+                held = [each for each in leaders if each.core.holds_lease(each.mono_ms())]
                 if len(held) > 1:
                     raise Broken("lease", f"held by {' and '.join(map(str, held))}")
 

@@ -45,7 +45,7 @@ def offer(
 ) -> None:
     """Answer with a snapshot beyond `known`. None: there is none, or the node has no lease."""
     core = node.core
-    if core.role is not Role.LEADER or not core.lease_held(node.mono_ms()):
+    if core.role is not Role.LEADER or not core.holds_lease(node.mono_ms()):
         answer(None)
         return
     if suspect:

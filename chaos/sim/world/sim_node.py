@@ -409,7 +409,7 @@ class SimNode:
     def _persist(self, order: Persist) -> None:
         self._promise.give(order.promise)
         self._promise.set_unsure(unsure=order.unsure)
-        self.driver.persisted()
+        self.driver.on_persisted()
 
     def write(self, order: Order) -> None:
         self._orders.append(order)
@@ -439,7 +439,7 @@ class SimNode:
     def _read(self, order: Read) -> None:
         found = self.log.read(order.first, order.limit_bytes, order.last)
         if found:  # else the entries were truncated meanwhile
-            self.driver.loaded(order, found)
+            self.driver.on_read(order, found)
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes] = ()) -> None:
         self.world.referee.on_send(self, to, message)
@@ -484,7 +484,7 @@ class SimNode:
         """Return the entries [first, last], from memory or the log."""
         found: list[Entry] = []
         while first <= last:
-            cached = self.driver.cached(first, last)
+            cached = self.driver.cached_entries(first, last)
             if cached is not None:
                 return found + cached
             for frame in self.log.read(first, 1 << 16, last):

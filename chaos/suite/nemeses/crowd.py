@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 from chaos.history.history import now_ms
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
+from chaos.suite.nemeses.nemesis import Nemesis, NoEffect
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
 from chaos.workloads.recorded_requests import RecordedRequests
@@ -48,7 +48,7 @@ def kill_consumer(
     with TimerClient(stage.cluster.endpoints) as client:
         groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
     if not groups:
-        raise Fizzled("no group has a consumer: no consumer was killed")
+        raise NoEffect("no group has a consumer: no consumer was killed")
     topic, group = chance.choice(groups)
     name = f"doomed-{next(_numbers)}"
     words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
@@ -70,7 +70,7 @@ def kill_consumer(
     stage.record("kill-consumer", topic=topic, group=group, client=name)
     who = f"a consumer of {topic}, group {group}, died with"
     if not took:
-        raise Fizzled(f"{who} no messages leased")
+        raise NoEffect(f"{who} no messages leased")
     stage.say(f"{who} messages leased")
     yield
 
@@ -105,9 +105,9 @@ def flood(
         f" {refused} refusals as overloaded"
     )
     if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
-        raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
+        raise NoEffect(f"no node accepted any of the flood: {answers[-1]!r}")
     if has_to_be_refused and not refused:
-        raise Fizzled("no request of the flood was refused")
+        raise NoEffect("no request of the flood was refused")
     yield
 
 

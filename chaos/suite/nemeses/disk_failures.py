@@ -13,7 +13,7 @@ from typing import Final
 
 from chaos.suite.nemeses import file_damage
 from chaos.suite.nemeses.file_damage import LOG
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, back, chosen, remaining, said, until
+from chaos.suite.nemeses.nemesis import Nemesis, NoEffect, choose, label, revive, survivors, until
 from chaos.suite.stage.disk_faults import Calls, Kind
 from chaos.suite.stage.stage import READY_S, Stage
 from cluster.settings.exit_codes import ExitCode
@@ -32,9 +32,9 @@ def _delay_disk(
     `delay_ms`: added to each sync. 0: the disk hangs. `calls`: those that do not return. SYNCS:
     writes still return, because they end in the page cache. Or ALL.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     how = f"{delay_ms} ms a sync" if delay_ms else f"hangs: {calls}"
-    stage.say(f"the disk of {said(stage, name, who)}: {how}")
+    stage.say(f"the disk of {label(stage, name, who)}: {how}")
     kind = Kind.SLOW if delay_ms else Kind.HANG
     with stage.disk_faults.on(name, stage.data(name), kind, delay_ms=delay_ms, calls=calls):
         if not delay_ms:
@@ -45,7 +45,7 @@ def _delay_disk(
     stage.leader()
     stage.say(f"the disk of {name} is well")
     if met is None:
-        raise Fizzled(f"{name} has not met the fault")
+        raise NoEffect(f"{name} has not met the fault")
 
 
 slow_disk = hanging_disk = Nemesis(_delay_disk)
@@ -61,19 +61,19 @@ def disk_errors(
 
     `calls`: SYNCS or WRITES.
     """
-    name = chosen(stage, who, chance)
-    stage.say(f"the disk of {said(stage, name, who)} fails: EIO of its {calls}")
+    name = choose(stage, who, chance)
+    stage.say(f"the disk of {label(stage, name, who)} fails: EIO of its {calls}")
     word = stage.word_of(name)
     stage.away.add(name)
     stage.failing.add(name)
     with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, calls=calls):
-        _until_ended(stage, name, f"{name} goes on")
+        _wait_ended(stage, name, f"{name} goes on")
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
         if status != ExitCode.DISK:
             stage.failures.append(f"{name} met EIO and ended with status {status}")
         yield
-    back(stage, name)
+    revive(stage, name)
 
 
 @Nemesis
@@ -87,7 +87,7 @@ def bad_sector(
 
     `part`: LOG or STATE.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     held = stage.data(name).with_name(_BAD_SECTOR)
     stage.kill(name)
     if part == LOG:
@@ -99,10 +99,10 @@ def bad_sector(
     stage.damaged.add(name)
     stage.hurt.add(name)
     with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, **unread):
-        file_damage.heal(stage, name, first=lambda: _replaced(stage, name, path, held))
+        file_damage.heal(stage, name, first=lambda: _wait_replaced(stage, name, path, held))
     held.unlink()
     if stage.disk_faults.met(name) is None:
-        raise Fizzled(f"{name} did not read its {path.name}")
+        raise NoEffect(f"{name} did not read its {path.name}")
     yield
 
 
@@ -113,18 +113,18 @@ def torn_write(stage: Stage, chance: random.Random, who: str = "leader") -> Iter
     The machine itself did not restart, so the log lost only the torn write and the node is sure of
     the rest (docs/adr/0039-tear-without-doubt.md). So three nodes have a majority with it.
     """
-    name = chosen(stage, who, chance)
-    others = [each for each in remaining(stage) if each != name]
+    name = choose(stage, who, chance)
+    others = [each for each in survivors(stage) if each != name]
     if len(others) < stage.majority:
-        raise Fizzled(f"without {' and '.join(sorted(stage.lost))} there is no majority left")
+        raise NoEffect(f"without {' and '.join(sorted(stage.lost))} there is no majority left")
     absent = chance.choice(others)
-    stage.say(f"{absent} is down; {said(stage, name, who)} dies inside a write")
+    stage.say(f"{absent} is down; {label(stage, name, who)} dies inside a write")
     stage.kill(absent)
     stage.leader()
     word = stage.word_of(name)
     stage.away.add(name)
     with stage.disk_faults.on(name, stage.data(name), Kind.TEAR):
-        _until_ended(stage, name, f"{name} writes nothing")
+        _wait_ended(stage, name, f"{name} writes nothing")
     met = stage.disk_faults.met(name) or {}
     stage.record("kill", **word)
     torn = {key: met.get(key) for key in ("written", "wanted", "path")}
@@ -137,28 +137,28 @@ def torn_write(stage: Stage, chance: random.Random, who: str = "leader") -> Iter
         f" {leader} leads {time.monotonic() - began_s:.2f} s after {name}'s start"
     )
     yield
-    back(stage, absent)
+    revive(stage, absent)
 
 
 def _until_met(stage: Stage, name: str) -> None:
-    """Return as soon as a call of a node has met its fault; Fizzled: none has, in time."""
+    """Return as soon as a call of a node has met its fault; NoEffect: none has, in time."""
     met = stage.disk_faults.met
     unmet = f"{name} has not met the fault"
-    until(lambda: met(name) is not None, stage, name, MEETS_S, unmet, Fizzled)
+    until(lambda: met(name) is not None, stage, name, MEETS_S, unmet, NoEffect)
 
 
-def _until_ended(stage: Stage, name: str, otherwise: str) -> None:
-    """Return as soon as a node has ended; Fizzled: it has not, in time."""
+def _wait_ended(stage: Stage, name: str, otherwise: str) -> None:
+    """Return as soon as a node has ended; NoEffect: it has not, in time."""
     running = stage.cluster.is_running
-    until(lambda: not running(name), stage, name, MEETS_S, otherwise, Fizzled)
+    until(lambda: not running(name), stage, name, MEETS_S, otherwise, NoEffect)
 
 
-def _replaced(stage: Stage, name: str, path: Path, held: Path) -> None:
+def _wait_replaced(stage: Stage, name: str, path: Path, held: Path) -> None:
     """Return once a node has met the unreadable file and has replaced or deleted it.
 
     If the node does not meet the fault, return at once.
     """
-    with contextlib.suppress(Fizzled):
+    with contextlib.suppress(NoEffect):
         _until_met(stage, name)
     if stage.disk_faults.met(name) is None:
         return

@@ -30,12 +30,12 @@ from typing import Final
 
 from chaos.suite.nemeses.nemesis import (
     POLL_S,
-    Fizzled,
     Nemesis,
-    back,
-    chosen,
+    NoEffect,
+    choose,
+    label,
     on_disks,
-    said,
+    revive,
     until,
     victims,
 )
@@ -73,12 +73,12 @@ def damage(
     """A file of a dead node is damaged.
 
     A node that gives up healing is lost for this run. If the node does not need the damaged
-    part, the strike fizzles.
+    part, the strike has no effect.
 
     `part`: LOG or STATE. `how`: FLIPPED: one bit in the middle half. CUT: the second half is gone.
     REMOVED.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     stage.kill(name)
     if part == LOG:
         stage.archive.seal(name)
@@ -87,7 +87,7 @@ def damage(
     with harm(path, how, chance, head=head, inner=True) as file:
         stage.say(f"{name}'s {path.name} is {how}")
         if not is_missed(stage, name, path, file):
-            raise Fizzled(f"{name} does not need the damaged part of {path.name}")
+            raise NoEffect(f"{name} does not need the damaged part of {path.name}")
     stage.damaged.add(name)
     stage.hurt.add(name)
     heal(stage, name)
@@ -105,7 +105,7 @@ def hurt_running(
     `part`: LOG: the segment that it appends to; STATE: any file that its manifest names, or that.
     `how`: FLIPPED: one bit; CUT: the second half is gone; REMOVED.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     with contextlib.nullcontext() if part == STATE else stage.archive.sealed(name):
         _hurt(stage, name, who, VICTIM[part](stage.data(name), chance), how, chance)
     yield
@@ -117,7 +117,7 @@ def _hurt(stage: Stage, name: str, who: str, path: Path, how: str, chance: rando
         stage.damaged.add(name)
         stage.hurt.add(name)
         stage.record("hurt-running", **word, file=path.name, how=how)
-        stage.say(f"{said(stage, name, who)}, runs on with its {path.name} {how}")
+        stage.say(f"{label(stage, name, who)}, runs on with its {path.name} {how}")
         noticed = _finds(stage, name, since)
         if noticed:
             stage.say(f"{name} found the damage while it ran")
@@ -126,10 +126,10 @@ def _hurt(stage: Stage, name: str, who: str, path: Path, how: str, chance: rando
             stage.kill(name)
             noticed = _says(stage, name, since, NOTICED)  # just before it died
         if noticed or is_missed(stage, name, path, file, ran=True):
-            heal(stage, name, first=lambda: _until_fetching(stage, name, since))
+            heal(stage, name, first=lambda: _wait_fetching(stage, name, since))
             return
     heal(stage, name)
-    raise Fizzled(f"{name} can do without its {path.name} as it was")
+    raise NoEffect(f"{name} can do without its {path.name} as it was")
 
 
 def _finds(stage: Stage, name: str, since: int) -> bool:
@@ -147,7 +147,7 @@ def _finds(stage: Stage, name: str, since: int) -> bool:
     return False
 
 
-def _until_fetching(stage: Stage, name: str, since: int) -> None:
+def _wait_fetching(stage: Stage, name: str, since: int) -> None:
     """Return once a node fetches state and log again.
 
     Raises:
@@ -172,16 +172,16 @@ def harm(
     `how`: FLIPPED (with `inner` in its middle half), CUT or REMOVED.
 
     Raises:
-        Fizzled: the file does not exist, or has nothing behind its first `head` bytes.
+        NoEffect: the file does not exist, or has nothing behind its first `head` bytes.
     """
     try:
         file = path.open("r+b", buffering=0)
     except FileNotFoundError:
-        raise Fizzled(f"there is no {path.name}") from None
+        raise NoEffect(f"there is no {path.name}") from None
     size = os.fstat(file.fileno()).st_size
     if size <= head:
         file.close()
-        raise Fizzled(f"{path.name} holds nothing yet")
+        raise NoEffect(f"{path.name} holds nothing yet")
     if how == REMOVED:
         path.unlink(missing_ok=True)
     elif how == CUT:
@@ -207,7 +207,7 @@ def fill(
     names = victims(stage, who, chance)
     for name in names:
         left = f"{leave:,} bytes of room" if leave else "no room"
-        stage.say(f"the disk of {said(stage, name, who)} has {left}")
+        stage.say(f"the disk of {label(stage, name, who)} has {left}")
         stage.disks[name].fill(leave)
     reports = {name: _notices(stage, name, waits=not leave) for name in names}
     for name, report in reports.items():
@@ -222,7 +222,7 @@ def fill(
     has = "has" if len(names) == 1 else "have"
     stage.say(f"{' and '.join(names)} {has} room again")
     if not any(reports.values()):
-        raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
+        raise NoEffect(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
 
 
 def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
@@ -243,7 +243,7 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
 @Nemesis
 def wipe(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator[None]:
     """A node's disk is replaced by an empty one; a learner of the same name replaces the voter."""
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     stage.say(f"{name} loses its disk")
     stage.kill(name)
     with stage.archive.held():
@@ -256,16 +256,16 @@ def wipe(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator
 
 def replace(stage: Stage, name: str) -> None:
     """Replace a node that runs by a new replica, as an operator does."""
-    with stage.waiting_for(name):
+    with stage.lend_turn(name):
         stage.change("replace", name)
-        back(stage, name)
+        revive(stage, name)
         stage.wait_until_whole(name)
 
 
 def heal(stage: Stage, name: str, first: Callable[[], object] | None = None) -> None:
     """Start a damaged node, call `first`, and wait until the node is whole or lost for good."""
     try:
-        with stage.waiting_for(name):
+        with stage.lend_turn(name):
             stage.restart(name)
             if first is not None:
                 first()
@@ -283,13 +283,13 @@ def _last_segment(data: Path, _: random.Random) -> Path:
     """Return the last segment of a dead node's log.
 
     Raises:
-        Fizzled: no entry of the segment is known to be durable, so the node starts without it.
+        NoEffect: no entry of the segment is known to be durable, so the node starts without it.
     """
     paths = segment.paths(RealDisk(), data / LOG)
     first = segment.first_of(paths[-1].name) if paths else None
     durable = read_mark(RealDisk(), data / LOG / MARK_NAME).durable
     if first is None or durable < first:
-        raise Fizzled(f"the last segment of {data} has nothing durable yet")
+        raise NoEffect(f"the last segment of {data} has nothing durable yet")
     return paths[-1]
 
 
@@ -297,17 +297,17 @@ def _any_of_state(data: Path, chance: random.Random) -> Path:
     """Return the manifest of a dead node, or a file that it names.
 
     Raises:
-        Fizzled: there is no manifest yet. The node makes one from its whole log.
+        NoEffect: there is no manifest yet. The node makes one from its whole log.
     """
-    paths = _named(data)
+    paths = _named_files(data)
     if not paths:
-        raise Fizzled(f"{data} has no manifest yet")
+        raise NoEffect(f"{data} has no manifest yet")
     # The folder first: else nearly every victim would be a run, of which there are many.
     folder = chance.choice(sorted({path.parent for path in paths}))
     return chance.choice([path for path in paths if path.parent == folder])
 
 
-def _named(data: Path) -> list[Path]:
+def _named_files(data: Path) -> list[Path]:
     """Return the manifest of a dead node and the files that it names; empty: it has none."""
     state = manifest.read(RealDisk(), data / STATE)
     names = [] if state is None else [manifest.NAME, *(n for n, _, _ in manifest.files(state))]
@@ -332,7 +332,7 @@ def is_missed(stage: Stage, name: str, path: Path, file: FileIO, *, ran: bool = 
     if path.exists():
         is_other = path.stat().st_ino != os.fstat(file.fileno()).st_ino
         in_part = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
-        excused = in_part or is_other or path not in _named(data)
+        excused = in_part or is_other or path not in _named_files(data)
     else:
         excused = ran or path.name == manifest.NAME
     if not excused:

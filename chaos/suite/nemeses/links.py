@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from chaos.suite.nemeses.nemesis import Fizzled, chosen, on_network, remaining, said
+from chaos.suite.nemeses.nemesis import NoEffect, choose, label, on_network, survivors
 from chaos.suite.stage.network import CLIENTS, Pair
 from chaos.suite.stage.stage import Stage
 
@@ -33,9 +33,9 @@ def isolate(
 
     `clients`: whether the clients are cut off as well.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     seen = "" if clients else ", but not from the clients"
-    stage.say(f"cut off {said(stage, name, who)}{seen}")
+    stage.say(f"cut off {label(stage, name, who)}{seen}")
     more = links(stage, name, CLIENTS) if clients else []
     yield from _cut(stage, name, links(stage, name) + more)
 
@@ -43,8 +43,8 @@ def isolate(
 @on_network
 def cut_clients(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """The link between a node and the clients is cut; links between nodes work."""
-    name = chosen(stage, who, chance)
-    stage.say(f"clients can't reach {said(stage, name, who)}; the other nodes can")
+    name = choose(stage, who, chance)
+    stage.say(f"clients can't reach {label(stage, name, who)}; the other nodes can")
     yield from _cut(stage, name, links(stage, name, CLIENTS))
 
 
@@ -56,9 +56,9 @@ def one_way(
 
     `hears`: true: the node receives and its own packets are lost. False: the other way round.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     how = "can receive, not send" if hears else "can send, not receive"
-    stage.say(f"{said(stage, name, who)} {how}")
+    stage.say(f"{label(stage, name, who)} {how}")
     pairs = links(stage, name)
     yield from _cut(stage, name, [pair for pair in pairs if (pair[0] == name) == hears])
 
@@ -66,11 +66,11 @@ def one_way(
 @on_network
 def bridge(stage: Stage, chance: random.Random) -> Iterator[None]:
     """Two halves of the nodes reach each other only through one node; the leader is in a half."""
-    leader = chosen(stage, "leader", chance)
-    middle = chosen(stage, "follower", chance)
-    rest = [name for name in remaining(stage) if name not in (leader, middle)]
+    leader = choose(stage, "leader", chance)
+    middle = choose(stage, "follower", chance)
+    rest = [name for name in survivors(stage) if name not in (leader, middle)]
     if not rest:
-        raise Fizzled(f"only {leader} and {middle} are left: there are no halves")
+        raise NoEffect(f"only {leader} and {middle} are left: there are no halves")
     chance.shuffle(rest)
     half = len(rest) // 2
     left, right = [leader, *rest[:half]], rest[half:]
@@ -86,8 +86,8 @@ def flap(
 
     `period_s`: mean length of a cut, and of the time between two cuts.
     """
-    name = chosen(stage, who, chance)
-    stage.say(f"the links of {said(stage, name, who)} flap")
+    name = choose(stage, who, chance)
+    stage.say(f"the links of {label(stage, name, who)} flap")
     over = threading.Event()
 
     def cut_and_heal() -> None:
@@ -115,9 +115,9 @@ def slow(
     `delay_ms`: each way. `jitter_ms`: greatest additional delay, each way. `loss`: share of the
     packets.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     pairs = links(stage, name) + links(stage, name, CLIENTS)
-    stage.say(f"links of {said(stage, name, who)}: {delay_ms} ms each way, {100 * loss:g} % lost")
+    stage.say(f"links of {label(stage, name, who)}: {delay_ms} ms each way, {100 * loss:g} % lost")
     with stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss):
         yield
     stage.say(f"links of {name}: fast again")

@@ -6,8 +6,8 @@
         yield                   the fault lasts
         …                       it ends the fault: the cluster is whole again, or LaunchError names
                                 the part that is not
-    Fizzled, at any time        no victim, or no effect: the strike is not counted, and the nodes
-                                that it left down are started by the show
+    NoEffect, at any time       no victim, or no effect: the strike is not counted, and the nodes
+                                that it left down are started by the run
 
 The argument `who` is a role: leader, controller, follower or any. Some nemeses also allow `all`.
 
@@ -27,8 +27,8 @@ from chaos.suite.stage.stage import Stage
 from deploy.local import LaunchError
 
 
-class Fizzled(Exception):
-    """A strike had no victim or no effect. Its text is the reason."""
+class NoEffect(Exception):
+    """A strike had no victim or no effect: `fizzled` in records. Its text is the reason."""
 
 
 class Nemesis:
@@ -41,7 +41,7 @@ class Nemesis:
         self.needs: Final = needs
         self.strike: Final = contextlib.contextmanager(fault)
         """A context manager of stage, chance and arguments: injects the fault, and ends it after
-        the block. Both may raise Fizzled."""
+        the block. Both may raise NoEffect."""
 
 
 ALL: Final = "all"
@@ -50,45 +50,45 @@ on_network: Final = partial(Nemesis, needs=frozenset({Need.NETWORK}))
 on_disks: Final = partial(Nemesis, needs=frozenset({Need.DISKS}))
 
 
-def remaining(stage: Stage) -> list[str]:
+def survivors(stage: Stage) -> list[str]:
     """Return the nodes that are not lost for good. Only they can be victims."""
     return [name for name in stage.names if name not in stage.lost]
 
 
-def chosen(stage: Stage, who: str, chance: random.Random) -> str:
+def choose(stage: Stage, who: str, chance: random.Random) -> str:
     """Return a node of role `who`: leader, controller, follower or any.
 
     Nodes that no other strike has taken away are preferred.
 
     Raises:
         LaunchError: no node leads within READY_S.
-        Fizzled: all nodes of that role are lost for good, or no node knows the controller.
+        NoEffect: all nodes of that role are lost for good, or no node knows the controller.
     """
     leader = stage.leader()
     if who == "leader":
         return leader
     if who == "controller":
         if (controller := stage.controller()) is None:
-            raise Fizzled("no running node knows the controller")
+            raise NoEffect("no running node knows the controller")
         return controller
-    fit = [name for name in remaining(stage) if who == "any" or name != leader]
+    fit = [name for name in survivors(stage) if who == "any" or name != leader]
     if not fit:
-        raise Fizzled(f"no {who} is left: {' and '.join(sorted(stage.lost))} lost for good")
+        raise NoEffect(f"no {who} is left: {' and '.join(sorted(stage.lost))} lost for good")
     there = [name for name in fit if name not in stage.away]
     return chance.choice(there or fit)
 
 
 def victims(stage: Stage, who: str, chance: random.Random) -> list[str]:
     """Return the node of a role, or for `all` the nodes that are left."""
-    return remaining(stage) if who == ALL else [chosen(stage, who, chance)]
+    return survivors(stage) if who == ALL else [choose(stage, who, chance)]
 
 
-def said(stage: Stage, name: str, who: str) -> str:
+def label(stage: Stage, name: str, who: str) -> str:
     """Return a node's name with its role."""
     return f"{name}, the {who}" if who in ("leader", "controller") else name
 
 
-def back(stage: Stage, *names: str) -> None:
+def revive(stage: Stage, *names: str) -> None:
     """Start nodes again and wait for a leader."""
     stage.restart(*names)
     stage.leader()

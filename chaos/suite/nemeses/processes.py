@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 
 from chaos.suite.nemeses.nemesis import (
-    Fizzled,
     Nemesis,
-    back,
-    chosen,
+    NoEffect,
+    choose,
+    label,
     on_disks,
-    remaining,
-    said,
+    revive,
+    survivors,
     victims,
 )
 from chaos.suite.stage.stage import Stage
@@ -25,11 +25,11 @@ from timerclient.values.errors import TimerError
 @Nemesis
 def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """Kill -9; the node stays down, then starts again."""
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     if name in stage.waited_for:
-        raise Fizzled(f"{name}, the {who}, is not whole yet")
+        raise NoEffect(f"{name}, the {who}, is not whole yet")
     state = stage.cluster.state(name)
-    stage.say(f"kill -9 {said(stage, name, who)}")
+    stage.say(f"kill -9 {label(stage, name, who)}")
     at = time.monotonic()
     stage.kill(name)
     enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
@@ -37,7 +37,7 @@ def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[N
         successor = stage.leader(above_epoch=state.epoch)
         stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
     yield
-    back(stage, name)
+    revive(stage, name)
 
 
 @Nemesis
@@ -46,20 +46,20 @@ def kill_many(stage: Stage, chance: random.Random, count: int = 2) -> Iterator[N
 
     `count`: at most; all nodes if there are fewer.
     """
-    leader = chosen(stage, "leader", chance)
-    others = [name for name in remaining(stage) if name != leader]
+    leader = choose(stage, "leader", chance)
+    others = [name for name in survivors(stage) if name != leader]
     names = [leader, *chance.sample(others, min(count - 1, len(others)))]
     stage.say(f"kill -9 {' and '.join(names)} together")
     stage.kill(*names)
     yield
-    back(stage, *names)
+    revive(stage, *names)
 
 
 @Nemesis
 def pause(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
-    name = chosen(stage, who, chance)
-    stage.say(f"SIGSTOP {said(stage, name, who)}")
+    name = choose(stage, who, chance)
+    stage.say(f"SIGSTOP {label(stage, name, who)}")
     stage.pause(name)
     yield
     stage.resume(name)
@@ -72,7 +72,7 @@ def rolling_restart(stage: Stage, chance: random.Random) -> Iterator[None]:
 
     After each node the strike lends its turn, so that another strike may begin.
     """
-    names = remaining(stage)
+    names = survivors(stage)
     for name in chance.sample(names, len(names)):
         stage.say(f"SIGTERM {name}")
         stage.away.add(name)
@@ -97,13 +97,13 @@ def transfers(stage: Stage, chance: random.Random, times: int = 5) -> Iterator[N
     with TimerClient(stage.cluster.endpoints) as client:
         for _ in range(times):
             try:
-                client.transfer(chance.choice(["", *remaining(stage)]))
+                client.transfer(chance.choice(["", *survivors(stage)]))
                 done += 1
             except TimerError as error:
                 refused += error.outcome_known
             time.sleep(chance.uniform(0, 0.5))
     if refused == times:
-        raise Fizzled(f"all {refused} transfers of the leadership were refused")
+        raise NoEffect(f"all {refused} transfers of the leadership were refused")
     stage.say(f"{done} of {times} transfers of the leadership")
     yield
 
@@ -115,7 +115,7 @@ def power_cut(stage: Stage, chance: random.Random, who: str = "leader") -> Itera
     stage.say(f"power cut: {' '.join(names)}")
     stage.cut_power(*names)
     yield
-    back(stage, *names)
+    revive(stage, *names)
 
 
 def _move_clock(
@@ -126,9 +126,9 @@ def _move_clock(
     `offset_ms`: negative: backwards. `drift_ppm`: microseconds gained per second. Negative: the
     clock is slow.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     how = f"by {offset_ms:+,} ms and {drift_ppm / 10_000:+g} %"
-    stage.say(f"the clock of {said(stage, name, who)} is wrong {how}")
+    stage.say(f"the clock of {label(stage, name, who)} is wrong {how}")
     stage.set_clock(name, offset_ms=offset_ms, drift_ppm=drift_ppm)
     yield
     stage.set_clock(name)

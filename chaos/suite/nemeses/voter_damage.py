@@ -18,12 +18,12 @@ from chaos.suite.nemeses.file_damage import FLIPPED, harm, replace
 from chaos.suite.nemeses.links import links
 from chaos.suite.nemeses.nemesis import (
     ALL,
-    Fizzled,
     Nemesis,
-    back,
-    chosen,
+    NoEffect,
+    choose,
+    label,
     on_network,
-    said,
+    revive,
     until,
     victims,
 )
@@ -49,7 +49,7 @@ def forget(
     `file`: `promise` or `identity.json`. `how`: FLIPPED or CUT; for the promise also REMOVED.
     `runs_on_s`: seconds that the node runs on with the damage. 0: it is killed before the damage.
     """
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     path = stage.data(name) / file
     if not runs_on_s:
         stage.kill(name)
@@ -62,7 +62,7 @@ def forget(
         time.sleep(runs_on_s)
         stage.kill(name)
         if _content(path) != harmed:
-            raise Fizzled(f"{name} wrote its {file} again before it died")
+            raise NoEffect(f"{name} wrote its {file} again before it died")
     stage.archive.update()  # a replaced node deletes its log itself
     stage.launch(name)
 
@@ -94,7 +94,7 @@ def hurt_raft(
     """
     names = victims(stage, who, chance)
     if who == ALL and stage.lost:  # `timerd --raft-lost` is for that
-        raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
+        raise NoEffect(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
     stage.kill(*names)
     for path in [stage.data(name) / file for name in names]:
         shutil.rmtree(path) if path.is_dir() else harm(path, how, chance).close()
@@ -103,8 +103,8 @@ def hurt_raft(
     stage.hurt.update(names)
     yield
     # Others strike while one node is waited for; nothing else may be wrong beside all.
-    with stage.waiting_for(names[0]) if who != ALL else contextlib.nullcontext():
-        back(stage, *names)
+    with stage.lend_turn(names[0]) if who != ALL else contextlib.nullcontext():
+        revive(stage, *names)
         began_s = time.monotonic()
         for name in names:
             may_vote = partial(_may_vote, stage.data(name) / RAFT / "meta")
@@ -119,9 +119,9 @@ def hurt_raft(
 @on_network
 def remove_cut_off(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator[None]:
     """A voter that is cut off from the others is removed; it is added again after the partition."""
-    name = chosen(stage, who, chance)
+    name = choose(stage, who, chance)
     state = stage.cluster.state(name)
-    stage.say(f"cut off {said(stage, name, who)}, and remove it")
+    stage.say(f"cut off {label(stage, name, who)}, and remove it")
     try:
         with stage.network.cut(links(stage, name)):
             if state is not None and state.role == "leader":
@@ -144,10 +144,10 @@ def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") 
     The change is refused until the link is whole. The node still reaches the third node, and only
     the leader can send it the log.
     """
-    leader = chosen(stage, "leader", chance)
-    name = chosen(stage, who, chance)
+    leader = choose(stage, "leader", chance)
+    name = choose(stage, who, chance)
     if name == leader:
-        raise Fizzled(f"{name} leads: it can't be cut off from itself")
+        raise NoEffect(f"{name} leads: it can't be cut off from itself")
     stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
     stage.kill(name)
     with stage.archive.held():

@@ -127,7 +127,7 @@ class Network:
     @contextlib.contextmanager
     def cut(self, pairs: Iterable[Pair]) -> Iterator[None]:
         """Drop packets in these directions in the block."""
-        with self._ruled(pairs, "blackhole", self._cut_priorities):
+        with self._rule(pairs, "blackhole", self._cut_priorities):
             yield
 
     @contextlib.contextmanager
@@ -158,7 +158,7 @@ class Network:
                 assert box.stdout is not None
                 if box.stdout.readline().strip() != b"up":
                     raise NetworkError("the slow link did not come up")
-                with self._ruled(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities):
+                with self._rule(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities):
                     yield
                     if (status := box.poll()) is not None:
                         why = f"status {status}: its packets were lost"
@@ -167,7 +167,7 @@ class Network:
                 box.kill()
 
     @contextlib.contextmanager
-    def _ruled(
+    def _rule(
         self, pairs: Iterable[Pair], action: str, priorities: Iterator[int]
     ) -> Iterator[None]:
         rules = [

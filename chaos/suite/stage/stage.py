@@ -195,7 +195,7 @@ class Stage:
             return  # no node was started
         for name in self.names:
             self.resume(name)
-        self.failures += [f"{name} ended by itself" for name in self.died()]
+        self.failures += [f"{name} ended by itself" for name in self.note_deaths()]
         running = [name for name in self.names if self.cluster.is_running(name)]
         try:
             self.cluster.stop()
@@ -205,7 +205,7 @@ class Stage:
         else:
             self.check_end(*running)
         for name in self.names:
-            self.failures += [f"{name} logged {line}" for line in self.unexplained(name)]
+            self.failures += [f"{name} logged {line}" for line in self.unexplained_errors(name)]
 
     def check_end(self, *names: str) -> None:
         """Record a failure for each node that got SIGTERM and ended with another status than 0."""
@@ -213,7 +213,7 @@ class Stage:
             if status := self.cluster.exit_status(name):
                 self.failures.append(f"{name} ended with status {status} after SIGTERM")
 
-    def unexplained(self, name: str) -> list[str]:
+    def unexplained_errors(self, name: str) -> list[str]:
         """Return the errors in a node's log that no strike explains, even if the node healed."""
         log = self.output(name)
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -413,7 +413,7 @@ class Stage:
         raise LaunchError(f"{otherwise} within {READY_S:g} s: {why}")
 
     @contextlib.contextmanager
-    def waiting_for(self, name: str) -> Iterator[None]:
+    def lend_turn(self, name: str) -> Iterator[None]:
         """Lend the turn for the block, in which a nemesis only waits until a node has healed.
 
         If the block succeeds, the node counts again at once. If it fails, the node stays in
@@ -451,7 +451,7 @@ class Stage:
             self.away.discard(name)
             self.record("resume", node=name)
 
-    def died(self) -> list[str]:
+    def note_deaths(self) -> list[str]:
         """Record the nodes that ended by themselves; return their names.
 
         Damaged nodes that gave up healing are recorded as lost instead, and not returned.

@@ -84,7 +84,7 @@ class _AnswersFencesFirst(SimNode):
         took_us = self._sync_us()
         self.world.faults.on_sync(self, took_us, promise=True)
         self.later(took_us, self._give, order)
-        self.driver.persisted()
+        self.driver.on_persisted()
 
     def _give(self, order: Persist) -> None:
         if order.promise.epoch > self._promise.promise.epoch:
@@ -131,7 +131,7 @@ class _CountsTheRetired(Core):
     def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
         progress = self._progress.get(sender)
         if progress is not None:
-            progress.retired.clear()
+            progress.earlier_nonces.clear()
         super()._on_append_answer(sender, answer, wall_ms)
 
 

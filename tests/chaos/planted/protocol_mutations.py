@@ -77,8 +77,8 @@ class _LeaseFromReceipt(Core):
 
 
 class _NoGuard(Core):
-    def _guarded(self) -> MonoMs:
-        return super()._guarded() if self._role is Role.LEADER else self._now
+    def _no_other_until(self) -> MonoMs:
+        return super()._no_other_until() if self._role is Role.LEADER else self._now
 
 
 class _LeadWithoutFetching(Core):
@@ -87,7 +87,7 @@ class _LeadWithoutFetching(Core):
 
 
 class _CountUnsure(Core):
-    def _counted(self, bid: Bid, sets: tuple[frozenset[ReplicaId], ...]) -> set[ReplicaId]:
+    def _counting_voters(self, bid: Bid, sets: tuple[frozenset[ReplicaId], ...]) -> set[ReplicaId]:
         return set(bid.answers)
 
 
@@ -118,11 +118,11 @@ class _LeadAgainAfterRestart(Core):
         if leader == self.me and under == self.promise and self._role is Role.FOLLOWER:
             self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now)
             fence = mock.Mock(under=under, sent_ms=self._now)
-            self._held = WaitingFence(self.me, fence, self._now)
+            self._waiting_fence = WaitingFence(self.me, fence, self._now)
             return
         super()._on_appointed(epoch, leader, voters)
 
-    def _count(self, voter: ReplicaId, answer: object) -> None:
+    def _note_fence_answer(self, voter: ReplicaId, answer: object) -> None:
         assert self._bid is not None
         self._bid.answers[voter] = answer  # type: ignore[assignment]
 
@@ -164,9 +164,12 @@ class _AckUnmatched(Core):
         out: Effects,
     ) -> None:
         # Take every entry on the disk for an entry of the leader.
-        matched, self._matched = self._matched, max(self._matched, self.durable_index)
+        matched, self._matched_index = (
+            self._matched_index,
+            max(self._matched_index, self.durable_index),
+        )
         super()._answer_append(to, append, conflict, since_ms, out)
-        self._matched = matched
+        self._matched_index = matched
 
 
 class _IgnoreEpoch(Core):
@@ -191,7 +194,7 @@ def _reached_by_half(sets: tuple[Voters, ...], values: Mapping[ReplicaId, int]) 
 
 class _HalfIsEnough(Core):
     def _advance_commit(self, out: Effects) -> None:
-        with mock.patch.object(core, "reached", _reached_by_half):
+        with mock.patch.object(core, "majority_value", _reached_by_half):
             super()._advance_commit(out)
 
 
@@ -335,7 +338,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost"}),
         40,
         "entries that were never committed",
-        lambda: mock.patch.object(LogShape, "parts_at", return_value=None),
+        lambda: mock.patch.object(LogShape, "divergence_at", return_value=None),
         _CHANGES,
     ),
     Mutation(
@@ -379,7 +382,7 @@ MUTATIONS: Final = (
         frozenset({"liveness"}),
         40,
         "a lost message",
-        patch(Progress, "conflicts", _never_go_back),
+        patch(Progress, "note_conflict", _never_go_back),
     ),
     Mutation(
         "commit_by_the_leaders_word",

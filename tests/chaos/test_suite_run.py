@@ -16,16 +16,16 @@ from typing import Any, Self
 import pytest
 
 from chaos.history.history import CLOCK_ERROR, FaultTimeline, RunFolder
-from chaos.suite import show
-from chaos.suite.nemeses.nemesis import Fizzled
+from chaos.suite import suite_run
+from chaos.suite.nemeses.nemesis import NoEffect
 from chaos.suite.scenarios import SCENARIOS
-from chaos.suite.show import Bill, PlannedStrike, Show, spans
 from chaos.suite.stage import disks
 from chaos.suite.stage.disks import MountedDisk
 from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import Stage
 from chaos.suite.stage.turn import Turn
+from chaos.suite.suite_run import PlannedStrike, RunPlan, SuiteRun, spans
 from chaos.workloads import Workloads
 from deploy.local import LaunchError
 from tests.chaos.turns import until_asked
@@ -34,7 +34,7 @@ from tests.cluster.running import until
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
 
-# ---- what the show does when something fails; nothing real on the stage
+# ---- what a run does when something fails; nothing real on the stage
 
 
 class FakeStage:
@@ -64,8 +64,8 @@ class FakeStage:
     def wait_until_sure(self) -> None:
         assert not self.waited_for
 
-    def waiting_for(self: Any, name: str) -> contextlib.AbstractContextManager[None]:
-        return Stage.waiting_for(self, name)
+    def lend_turn(self: Any, name: str) -> contextlib.AbstractContextManager[None]:
+        return Stage.lend_turn(self, name)
 
     def record(self, event: str, **_: Any) -> None:
         self.events.append(event)
@@ -73,7 +73,7 @@ class FakeStage:
     def struck_by(self, _: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def died(self) -> list[str]:
+    def note_deaths(self) -> list[str]:
         return self.dead
 
 
@@ -106,21 +106,21 @@ class FakeWorkloads(Workloads):
 
 
 def workloads_are(monkeypatch: pytest.MonkeyPatch, workloads: FakeWorkloads) -> FakeWorkloads:
-    """Let these be the workloads of the show."""
-    monkeypatch.setattr(show, "Workloads", lambda *_: workloads)
+    """Let these be the workloads of the run."""
+    monkeypatch.setattr(suite_run, "Workloads", lambda *_: workloads)
     return workloads
 
 
 @pytest.fixture
 def no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "Stage", FakeStage)
+    monkeypatch.setattr(suite_run, "Stage", FakeStage)
     workloads_are(monkeypatch, FakeWorkloads())
-    monkeypatch.setattr(show, "DRAIN_S", 60.0)
+    monkeypatch.setattr(suite_run, "DRAIN_S", 60.0)
 
 
-def bill(*strikes: Strike) -> Bill:
+def plan_of(*strikes: Strike) -> RunPlan:
     options = RunOptions(minutes=0.5 / 60)
-    return Bill(scenario="none", seed=1, options=options, schedule=strikes)
+    return RunPlan(scenario="none", seed=1, options=options, schedule=strikes)
 
 
 def strikes_are(monkeypatch: pytest.MonkeyPatch, **strikes: Callable[..., Any]) -> None:
@@ -133,7 +133,7 @@ def strikes_are(monkeypatch: pytest.MonkeyPatch, **strikes: Callable[..., Any]) 
         undo()
 
     nemeses = {n: SimpleNamespace(strike=partial(lasting, each)) for n, each in strikes.items()}
-    monkeypatch.setattr(show, "NEMESES", nemeses)
+    monkeypatch.setattr(suite_run, "NEMESES", nemeses)
 
 
 def about(folder: Path) -> Any:
@@ -155,7 +155,7 @@ def test_stop_that_comes_while_the_lanes_begin_ends_the_run(
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Show(RunFolder(tmp_path), bill(), audit=GOOD).play()
+        SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute()
     assert not begun[0].is_alive()
     assert LAST[0].events == ["down"]
 
@@ -165,7 +165,7 @@ def test_quiet_run_is_told_drained_and_judged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workloads = workloads_are(monkeypatch, FakeWorkloads(True, False))
-    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 0
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute() == 0
     assert workloads.calls == ["start", "stop", "close"]
     assert LAST[0].events == ["drained", "down"]
     lines = capfd.readouterr().out.splitlines()
@@ -194,7 +194,7 @@ except KeyboardInterrupt:
     watch = threading.Thread(target=lambda: _stop_once((tmp_path / "scratch").exists))
     watch.start()
     with pytest.raises(KeyboardInterrupt):
-        Show(RunFolder(tmp_path), bill(), audit=(sys.executable, "-c", work)).play()
+        SuiteRun(RunFolder(tmp_path), plan_of(), audit=(sys.executable, "-c", work)).execute()
     watch.join()
     assert not (tmp_path / "scratch").exists()
 
@@ -214,7 +214,7 @@ def test_acks_that_no_client_asked_for_fail_the_run(
     into = run.audit / "summary.json"
     audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
     judge = ("/bin/sh", "-c", f"{audit} # ")
-    assert Show(run, bill(), audit=judge).play() == bool(count)
+    assert SuiteRun(run, plan_of(), audit=judge).execute() == bool(count)
     words = "7 messages were acked, and no client sent the acks"
     assert about(tmp_path)["failures"] == ([words] if count else [])
     out = capfd.readouterr().out
@@ -230,7 +230,7 @@ def test_nodes_that_were_never_heard_fail_the_run(
     run.audit.mkdir()
     summary = {"acks_unasked": 0, "conservation": {"said": {"nodes": 2}}}
     (run.audit / "summary.json").write_text(json.dumps(summary))
-    assert Show(run, bill(), audit=GOOD).play() == 1
+    assert SuiteRun(run, plan_of(), audit=GOOD).execute() == 1
     words = "only 2 of 3 nodes reported their counts"
     assert about(tmp_path)["failures"] == [words]
     assert f"FAILED: {words}" in capfd.readouterr().out
@@ -244,7 +244,7 @@ def test_stage_that_does_not_come_down_costs_no_audit(
         raise NetworkError("umount: target is busy")
 
     monkeypatch.setattr(FakeStage, "__exit__", fail)
-    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute() == 1
     lines = capfd.readouterr().out.splitlines()
     assert any("FAILED: taking the stage down: umount: target is busy" in line for line in lines)
     assert lines[-1] == "verdict: OK"
@@ -259,7 +259,7 @@ def test_what_the_stage_finds_as_it_comes_down_fails_the_run(
         stage.failures.append("n1 ended with status 1 after SIGTERM")
 
     monkeypatch.setattr(FakeStage, "__exit__", down)
-    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute() == 1
     assert "FAILED: n1 ended with status 1 after SIGTERM" in capfd.readouterr().out
     assert about(tmp_path)["failures"] == ["n1 ended with status 1 after SIGTERM"]
 
@@ -298,9 +298,9 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
         return lambda: stage.events.append("undone")
 
     strikes_are(monkeypatch, kill=strike)
-    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    two = plan_of(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True)  # both are played, however late the second one is
-    status = Show(RunFolder(tmp_path), two, audit=GOOD).play()
+    status = SuiteRun(RunFolder(tmp_path), two, audit=GOOD).execute()
     assert LAST[0].events == ["strike", "healed", "strike", "undone", "healed", "drained", "down"]
     assert status == 1
     assert about(tmp_path)["failures"] == ["kill: it does not want to"]
@@ -335,7 +335,7 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
     def heal(stage: FakeStage, _: object) -> Any:
         healing.set()
         stage.away.add("n3")
-        with stage.waiting_for("n3") if waits else contextlib.nullcontext():
+        with stage.lend_turn("n3") if waits else contextlib.nullcontext():
             assert killed.wait(timeout=60 if waits else 0.5) == waits
             stage.away.remove("n3")  # nobody else has brought it back
         return lambda: stage.events.append("whole")
@@ -344,11 +344,11 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
         assert stage.waited_for == ({"n3"} if waits else set())
         return killed.set
 
-    monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
+    monkeypatch.setattr(suite_run, "GIVE_WAY_S", 0.0)
     strikes_are(monkeypatch, wipe=heal, kill=kill)
     wipe = Strike(at_s=0, nemesis="wipe")
-    both = replace(bill(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
-    assert Show(RunFolder(tmp_path), both, audit=GOOD).play() == 0
+    both = replace(plan_of(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
+    assert SuiteRun(RunFolder(tmp_path), both, audit=GOOD).execute() == 0
     ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
     assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
 
@@ -362,19 +362,19 @@ def test_late_kills_leave_a_node_time_to_heal(
     def heal(stage: FakeStage, _: object) -> Any:
         healing.set()
         until_asked(stage.turn, 2)  # the first kill waits for its turn,
-        played._began -= 10 * show.HEALS_S  # for long
-        with stage.waiting_for("n3"):
+        played._began -= 10 * suite_run.HEAL_S  # for long
+        with stage.lend_turn("n3"):
             kills.get(timeout=60)
             with pytest.raises(queue.Empty):  # nor does a second one come
                 kills.get(timeout=0.5)
         return lambda: None
 
-    monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
+    monkeypatch.setattr(suite_run, "GIVE_WAY_S", 0.0)
     strikes_are(monkeypatch, wipe=heal, kill=lambda *_: partial(kills.put, "killed"))
     late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
-    three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
-    played = Show(RunFolder(tmp_path), three, audit=GOOD)
-    assert played.play() == 0
+    three = replace(plan_of(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
+    played = SuiteRun(RunFolder(tmp_path), three, audit=GOOD)
+    assert played.execute() == 0
     assert kills.get(timeout=0) == "killed", "once it is whole"
 
 
@@ -389,8 +389,8 @@ def test_promised_kill_that_is_due_soon_goes_first(
     }
     strikes_are(monkeypatch, **strikes)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
-    both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
-    assert Show(RunFolder(tmp_path), both, audit=GOOD).play() == 0
+    both = replace(plan_of(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
+    assert SuiteRun(RunFolder(tmp_path), both, audit=GOOD).execute() == 0
     assert order == ["kill", "wipe", "kill"]
 
 
@@ -402,14 +402,14 @@ def fizzling(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
     """Let kills have these fates, one after the other."""
     kills = iter(fates)
 
-    def fizzle(why: str) -> None:
-        raise Fizzled(why)
+    def miss(why: str) -> None:
+        raise NoEffect(why)
 
     def strike(*_: object) -> Any:
         fate = next(kills)
         if fate == "in vain":
-            fizzle("nobody is hit")
-        return partial(fizzle, "nothing has changed") if fate == "seen later" else lambda: None
+            miss("nobody is hit")
+        return partial(miss, "nothing has changed") if fate == "seen later" else lambda: None
 
     strikes_are(monkeypatch, kill=strike)
 
@@ -422,7 +422,7 @@ def missed(folder: Path) -> list[tuple[int, str, str]]:
 def test_run_of_which_no_strike_fell_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert Show(RunFolder(tmp_path), bill(LATE, LATE), audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), plan_of(LATE, LATE), audit=GOOD).execute() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1-2"]
     out = capfd.readouterr().out
     assert "0 of 2 planned faults happened: none\n" in out
@@ -435,8 +435,8 @@ def test_run_of_which_all_strikes_fizzled_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fizzling(monkeypatch, "in vain")
-    kill = bill(Strike(at_s=0, nemesis="kill"))
-    assert Show(RunFolder(tmp_path), kill, audit=GOOD).play() == 1
+    kill = plan_of(Strike(at_s=0, nemesis="kill"))
+    assert SuiteRun(RunFolder(tmp_path), kill, audit=GOOD).execute() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
 
 
@@ -445,9 +445,9 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fizzling(monkeypatch, "hits")
-    some = bill(Strike(at_s=0, nemesis="kill"), LATE, LATE)
+    some = plan_of(Strike(at_s=0, nemesis="kill"), LATE, LATE)
     some = replace(some, options=RunOptions(minutes=2 / 60))
-    assert Show(RunFolder(tmp_path), some, audit=GOOD).play() == 0
+    assert SuiteRun(RunFolder(tmp_path), some, audit=GOOD).execute() == 0
     told = about(tmp_path)
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
     assert missed(tmp_path) == [(2, "pause", "time was up"), (3, "pause", "time was up")]
@@ -471,16 +471,16 @@ def test_strike_that_fizzled_does_not_count_as_struck(
 ) -> None:
     fizzling(monkeypatch, fate, "hits")
     mended = list[int]()
-    mend = Show._mend
+    mend = SuiteRun._restore_nodes
 
-    def noted(show: Show, stage: Any) -> None:
+    def noted(run: SuiteRun, stage: Any) -> None:
         mended.append(len(stage.events))
-        mend(show, stage)
+        mend(run, stage)
 
-    monkeypatch.setattr(Show, "_mend", noted)
-    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    monkeypatch.setattr(SuiteRun, "_restore_nodes", noted)
+    two = plan_of(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=complete, options=RunOptions(minutes=2 / 60))
-    status = Show(RunFolder(tmp_path), two, audit=GOOD).play()
+    status = SuiteRun(RunFolder(tmp_path), two, audit=GOOD).execute()
     assert mended == [0, 2, 3, 5], "before each strike, at the end, and before the first is healed"
     events = ["strike", "fizzled", "healed", "strike", "healed", "drained", "down"]
     assert LAST[0].events == events
@@ -500,9 +500,9 @@ def test_a_run_tells_its_faults_in_plain_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fizzling(monkeypatch, "hits", "hits")
-    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    two = plan_of(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True, options=RunOptions(minutes=2 / 60))
-    assert Show(RunFolder(tmp_path), two, audit=GOOD).play() == 0
+    assert SuiteRun(RunFolder(tmp_path), two, audit=GOOD).execute() == 0
     assert "2 of 2 planned faults happened: 2 x kill\n" in capfd.readouterr().out
 
 
@@ -516,8 +516,8 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
             faults.record("strike", at_ms=at_ms)
         for at_ms in (5_000, 25_000):
             faults.record("kill", at_ms=at_ms, role="leader")
-    some = replace(bill(), strikes_apart_max=most)
-    assert Show(RunFolder(tmp_path), some, audit=GOOD).play() == fails
+    some = replace(plan_of(), strikes_apart_max=most)
+    assert SuiteRun(RunFolder(tmp_path), some, audit=GOOD).execute() == fails
     words = "no leader was killed during 2 strikes: limit 1"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
@@ -545,9 +545,9 @@ def test_neighbours_are_told_together(numbers: list[int], said: str) -> None:
 def test_workload_that_never_ends_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "DRAIN_S", 0.3)
+    monkeypatch.setattr(suite_run, "DRAIN_S", 0.3)
     workloads_are(monkeypatch, FakeWorkloads(True))
-    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute() == 1
     assert LAST[0].events == ["gave_up", "down"]
     assert about(tmp_path)["failures"] == ["not drained within 0.3 s: fake"]
 
@@ -557,7 +557,7 @@ def test_workload_that_failed_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workloads_are(monkeypatch, FakeWorkloads(failure=ValueError("a bug")))
-    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=GOOD).execute() == 1
     assert LAST[0].events == ["drained", "down"]
     [failure] = about(tmp_path)["failures"]
     assert failure.startswith("the workloads: Traceback")
@@ -567,7 +567,7 @@ def test_workload_that_failed_fails_the_run(
 @pytest.mark.usefixtures("no_stage")
 def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
     audit = (sys.executable, "-c", "raise SystemExit(3)")
-    assert Show(RunFolder(tmp_path), bill(), audit=audit).play() == 3
+    assert SuiteRun(RunFolder(tmp_path), plan_of(), audit=audit).execute() == 3
     assert about(tmp_path)["audit_status"] == 3
 
 
@@ -575,7 +575,7 @@ def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_first_and_last(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cut = Bill(
+    cut = RunPlan(
         scenario="isolate",
         seed=1,
         options=RunOptions(minutes=0.5 / 60),
@@ -583,7 +583,7 @@ def test_what_is_missing_is_said_first_and_last(
         left_out=["not allowed here: everything"],
         missing={Need.NETWORK: "not root"},
     )
-    assert Show(RunFolder(tmp_path), cut, audit=GOOD).play() == 1
+    assert SuiteRun(RunFolder(tmp_path), cut, audit=GOOD).execute() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
     lines = capfd.readouterr().out.splitlines()
     for said in (lines[:2], lines[-4:-2]):

@@ -1,4 +1,4 @@
-"""The show: `timerctl chaos run`, one run from an empty folder to a verdict.
+"""`timerctl chaos run`: one run from an empty folder to a verdict.
 
     run.json written ─► stage up ─► workloads start ─► strikes, in lanes ─► producing stops
     ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict
@@ -8,7 +8,7 @@ node that does not come back, or a drain that times out is recorded and printed.
 continues to the audit.
 
 The run prints the numbers of the strikes that fell and of those that did not. A strike does not
-fall if time is up first, or if it fizzles (chaos/suite/nemeses/nemesis.py). A run without any
+fall if time is up first, or if it has no effect (chaos/suite/nemeses/nemesis.py). A run without any
 strike proves nothing, and fails. A run that has to be complete fails if one strike did not fall.
 """
 
@@ -48,13 +48,12 @@ from chaos.history.history import (
 from chaos.spark.session import why_no_java
 from chaos.suite import scenarios
 from chaos.suite.nemeses import NEMESES
-from chaos.suite.nemeses.nemesis import Fizzled
+from chaos.suite.nemeses.nemesis import NoEffect
 from chaos.suite.scenarios import SCENARIOS
-from chaos.suite.stage import plan
 from chaos.suite.stage import stage as stages
 from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.network import run as run_program
-from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
+from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike, clock_error_ms
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
 from chaos.workloads import KINDS, Workloads, check
 from chaos.workloads.workload_clients import Setting
@@ -64,14 +63,14 @@ from timerclient.values.errors import TimerError
 DRAIN_S: Final = 90.0
 """The clients have received all messages within this after the last strike is healed. Recovery from
 a strike takes seconds."""
-CLEANS_UP_S: Final = 30.0
+CLEAN_UP_S: Final = 30.0
 """An audit that is stopped has removed its temporary files within this."""
 POLL_S: Final = 0.1
 NOT_REACHED: Final = "time was up"
-_BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
-GIVES_WAY_S: Final = 2.0
+_TURN_LANES: Final = (Lane.NODES, Lane.LEADER)
+GIVE_WAY_S: Final = 2.0
 """A strike at nodes waits for a promised kill that is due within this time."""
-HEALS_S: Final = 12.0
+HEAL_S: Final = 12.0
 """Least time between two kills of the leader while a node heals. After each kill the node starts to
 fetch its files from the new leader."""
 NODES_MAX: Final = 7
@@ -81,7 +80,7 @@ _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class RunPlan:
     """The plan of a run: scenario, schedule and rules of failure."""
 
     scenario: str
@@ -109,17 +108,17 @@ class PlannedStrike:
     why: str = NOT_REACHED
     """The reason why it did not fall; empty: it fell. One that failed counts as fallen: the run
     fails anyway."""
-    come_to: bool = False
+    has_turn: bool = False
     """It has got its turn."""
 
 
-class Show:
-    """One run in one folder. `play` once."""
+class SuiteRun:
+    """One run in one folder. `execute` once."""
 
     def __init__(
         self,
         run: RunFolder,
-        bill: Bill,
+        plan: RunPlan,
         *,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
     ) -> None:
@@ -127,11 +126,11 @@ class Show:
 
         Args:
             run: its folder; absent or empty.
-            bill: its plan.
+            plan: its plan.
             audit: the command of the audit. The run's folder is appended as its last argument.
         """
         self._run = run
-        self._bill = bill
+        self._plan = plan
         self._workloads: Workloads | None = None
         self._audit = audit
         self._began = math.inf
@@ -140,36 +139,36 @@ class Show:
         self._failures: list[str] = []
         self._killed_s = -math.inf
         """Start of the last promised kill of the leader, in seconds of the run."""
-        self._planned = [PlannedStrike(*each) for each in enumerate(bill.schedule, 1)]
+        self._planned = [PlannedStrike(*each) for each in enumerate(plan.schedule, 1)]
         self._leader_kills: dict[str, int] = {}
 
-    def play(self) -> int:
-        """Play the run and audit it.
+    def execute(self) -> int:
+        """Execute the run and audit it.
 
         Returns:
             0; or the audit's exit status; or 1 if the audit succeeded and the run itself failed.
         """
         self._write(RUNNING)
-        self._say_left_out()
-        bill = self._bill
+        self._print_left_out()
+        plan = self._plan
         with contextlib.ExitStack() as stack:
-            stage = Stage(self._run, bill.options.nodes, missing=bill.missing, say=self._say)
+            stage = Stage(self._run, plan.options.nodes, missing=plan.missing, say=self._print)
             stack.enter_context(stage)
-            count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
-            self._say(f"{count} nodes are up, {stage.leader()} leads")
-            self._work(stage)
-            self._guarded("taking the stage down", stack.close)
+            count = {3: "three", 5: "five"}.get(plan.options.nodes, str(plan.options.nodes))
+            self._print(f"{count} nodes are up, {stage.leader()} leads")
+            self._run_workloads(stage)
+            self._attempt("taking the stage down", stack.close)
         self._failures += stage.failures
-        self._judge()
-        self._say("all nodes stopped; the audit of histories and logs takes a minute or more")
-        self._complain()
+        self._check_strikes()
+        self._print("all nodes stopped; the audit of histories and logs takes a minute or more")
+        self._print_failures()
         self._write("stopped")
-        status = self._audited()
-        self._heed_audit()
+        status = self._run_audit()
+        self._check_audit_counts()
         self._write("audited", audit_status=status)
         return status or bool(self._failures)
 
-    def _audited(self) -> int:
+    def _run_audit(self) -> int:
         """Run the audit; return its exit status. A stop of the run ends it by one SIGINT."""
         words = [*self._audit, str(self._run.root)]
         with subprocess.Popen(words, start_new_session=True) as audit:  # no SIGINT of the terminal
@@ -178,12 +177,12 @@ class Show:
             except KeyboardInterrupt:
                 audit.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    audit.wait(CLEANS_UP_S)
+                    audit.wait(CLEAN_UP_S)
                 raise
             finally:
                 audit.kill()
 
-    def _heed_audit(self) -> None:
+    def _check_audit_counts(self) -> None:
         """Fail the run for acks that no client sent, and for nodes that reported no counts.
 
         The audit itself only counts both.
@@ -192,40 +191,40 @@ class Show:
         if not path.exists():
             return  # the audit failed, as its exit status shows
         summary = json.loads(path.read_text())
-        unasked, said = summary["acks_unasked"], summary["conservation"]["said"]["nodes"]
+        unasked, reporting = summary["acks_unasked"], summary["conservation"]["said"]["nodes"]
         if unasked is None:
-            self._say("LEFT OUT, too many acks to search for those that no client sent")
+            self._print("LEFT OUT, too many acks to search for those that no client sent")
         elif unasked:  # the suite's clients record each ack before they send it
             self._fail(f"{unasked} messages were acked, and no client sent the acks")
-        if said < (nodes := self._bill.options.nodes):
-            self._fail(f"only {said} of {nodes} nodes reported their counts")
+        if reporting < (nodes := self._plan.options.nodes):
+            self._fail(f"only {reporting} of {nodes} nodes reported their counts")
 
     # ---- the run
 
-    def _work(self, stage: Stage) -> None:
-        bill = self._bill
+    def _run_workloads(self, stage: Stage) -> None:
+        plan = self._plan
         with contextlib.ExitStack() as stack:
             setting = Setting(
                 run=self._run,
                 endpoints=lambda: stage.cluster.endpoints,
-                seed=bill.seed,
-                rate_per_s=bill.options.rate_per_s,
-                horizon_s=bill.options.horizon_s,
+                seed=plan.seed,
+                rate_per_s=plan.options.rate_per_s,
+                horizon_s=plan.options.horizon_s,
             )
-            names = bill.options.workloads or tuple(KINDS)
+            names = plan.options.workloads or tuple(KINDS)
             workloads = self._workloads = Workloads(names, setting)
-            stack.callback(self._guarded, "the workloads", workloads.close)
+            stack.callback(self._attempt, "the workloads", workloads.close)
             self._began = time.monotonic()
             workloads.start()
             lanes = [
-                threading.Thread(target=self._lane, args=(stage, lane), name=lane, daemon=True)
+                threading.Thread(target=self._run_lane, args=(stage, lane), name=lane, daemon=True)
                 for lane in Lane
             ]
             try:
                 for lane in lanes:
                     lane.start()
-                time.sleep(max(0.0, bill.options.horizon_s - self._elapsed_s))
-                if bill.complete:
+                time.sleep(max(0.0, plan.options.horizon_s - self._elapsed_s))
+                if plan.complete:
                     for lane in lanes:
                         lane.join()
             finally:
@@ -233,10 +232,10 @@ class Show:
                 for lane in filter(threading.Thread.is_alive, lanes):  # maybe not all have begun
                     lane.join()
                 workloads.stop_producing()
-                self._guarded("healing", partial(self._mend, stage))
+                self._attempt("healing", partial(self._restore_nodes, stage))
             self._drain(stage, workloads)
 
-    def _lane(self, stage: Stage, lane: Lane) -> None:
+    def _run_lane(self, stage: Stage, lane: Lane) -> None:
         for each in self._planned:
             if each.strike.lane is lane:
                 if self._over.wait(max(0.0, each.strike.at_s - self._elapsed_s)):
@@ -245,72 +244,72 @@ class Show:
                     self._give_way()
                 if self._over.is_set():
                     return
-                self._guarded(each.strike.nemesis, partial(self._strike, stage, each))
+                self._attempt(each.strike.nemesis, partial(self._strike, stage, each))
 
     def _give_way(self) -> None:
-        """Wait until the next kill of the leader has begun, if it is due within GIVES_WAY_S.
+        """Wait until the next kill of the leader has begun, if it is due within GIVE_WAY_S.
 
         At most one kill goes first.
         """
-        until_s = self._elapsed_s + GIVES_WAY_S
-        kills = (p for p in self._planned if p.strike.lane is Lane.LEADER and not p.come_to)
+        until_s = self._elapsed_s + GIVE_WAY_S
+        kills = (p for p in self._planned if p.strike.lane is Lane.LEADER and not p.has_turn)
         kill = next(kills, None)
-        while kill is not None and kill.strike.at_s <= until_s and not kill.come_to:
+        while kill is not None and kill.strike.at_s <= until_s and not kill.has_turn:
             if self._over.wait(POLL_S):
                 return
 
     def _let_heal(self, stage: Stage) -> None:
-        """While a node heals, wait until HEALS_S have passed since the last kill of the leader."""
-        while stage.waited_for and self._elapsed_s < self._killed_s + HEALS_S:
+        """While a node heals, wait until HEAL_S have passed since the last kill of the leader."""
+        while stage.waited_for and self._elapsed_s < self._killed_s + HEAL_S:
             if self._over.wait(POLL_S):
                 return
 
     def _strike(self, stage: Stage, planned: PlannedStrike) -> None:
-        """Play one strike, once it has its turn, all nodes are up and the cluster is whole."""
+        """Start one strike, once it has its turn, all nodes are up and the cluster is whole."""
         lane = planned.strike.lane
         if lane is Lane.NODES:
-            self._say(self._progress())
-        with stage.turn if lane in _BY_TURNS else contextlib.nullcontext():
-            planned.come_to = True
+            self._print(self._progress())
+        with stage.turn if lane in _TURN_LANES else contextlib.nullcontext():
+            planned.has_turn = True
             if lane is Lane.LEADER:
                 self._let_heal(stage)
             if self._over.is_set():  # time was up while the strike waited
                 return
-            if lane in _BY_TURNS:
-                self._mend(stage)
+            if lane in _TURN_LANES:
+                self._restore_nodes(stage)
             if lane is Lane.LEADER:
                 self._killed_s = self._elapsed_s
             self._strike_now(stage, planned)
 
     def _strike_now(self, stage: Stage, planned: PlannedStrike) -> None:
         number, strike, planned.why = planned.number, planned.strike, ""
-        chance = random.Random(f"{self._bill.seed}/{number}")
+        chance = random.Random(f"{self._plan.seed}/{number}")
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
             try:
                 with NEMESES[strike.nemesis].strike(stage, chance, **strike.args):
                     self._over.wait(strike.for_s)
-            except Fizzled as fizzled:
-                planned.why = str(fizzled)
+            except NoEffect as reason:
+                planned.why = str(reason)
                 stage.record("fizzled", why=planned.why)
-                self._say(f"FIZZLED: {number}, {strike.nemesis}: {fizzled}")
-                if strike.lane in _BY_TURNS:
-                    self._mend(stage)
+                self._print(f"FIZZLED: {number}, {strike.nemesis}: {reason}")
+                if strike.lane in _TURN_LANES:
+                    self._restore_nodes(stage)
             finally:
                 stage.record("healed")
 
-    def _mend(self, stage: Stage) -> None:
+    def _restore_nodes(self, stage: Stage) -> None:
         """Resume and restart all nodes that are away, except lost ones; wait until all are sure.
 
         Nodes that a nemesis waits for are left to that nemesis. While there is one, this method
         does not wait.
         """
-        died = stage.died()
+        died = stage.note_deaths()
         self._failures += [f"{name} ended by itself" for name in died]
-        left = stage.lost | stage.waited_for
-        for name in stage.away - left:
+        excluded = stage.lost | stage.waited_for
+        for name in stage.away - excluded:
             stage.resume(name)
-        down = [n for n in stage.names if n not in left and not stage.cluster.is_running(n)]
+        down = [n for n in stage.names if n not in excluded and not stage.cluster.is_running(n)]
         if down:
             stage.restart(*down)
         if not stage.waited_for:
@@ -324,9 +323,9 @@ class Show:
         stage.record("gave_up" if waiting else "drained")
         if waiting:
             self._failures.append(f"not drained within {DRAIN_S:g} s: {', '.join(waiting)}")
-        self._failures += [f"{name} ended by itself" for name in stage.died()]
+        self._failures += [f"{name} ended by itself" for name in stage.note_deaths()]
         rest = "some messages are missing" if waiting else "no message is missing"
-        self._say(f"{self._progress()}; {rest}")
+        self._print(f"{self._progress()}; {rest}")
 
     # ---- strikes that fell
 
@@ -338,60 +337,60 @@ class Show:
     def _missed(self) -> list[PlannedStrike]:
         return [each for each in self._planned if each.why]
 
-    def _judge(self) -> None:
+    def _check_strikes(self) -> None:
         """Record failures for strikes that did not fall, and for too few kills of a leader.
 
         The kills are those that the timeline has.
         """
-        if self._missed and self._bill.complete:
+        if self._missed and self._plan.complete:
             self._failures.append(f"these strikes did not fall: {spans(self._missed)}")
         elif self._planned and not self._struck:
             self._failures.append(f"no strike fell, of {spans(self._planned)}")
         self._leader_kills = leader_kills(read_faults(self._run.faults))
-        strikes, most = self._leader_kills.get("strikes_apart", 0), self._bill.strikes_apart_max
+        strikes, most = self._leader_kills.get("strikes_apart", 0), self._plan.strikes_apart_max
         if most is not None and strikes > most:
             self._failures.append(f"no leader was killed during {strikes} strikes: limit {most}")
 
-    def _tell_strikes(self) -> None:
+    def _print_strikes(self) -> None:
         struck, planned = self._struck, len(self._planned)
         counts = Counter(each.strike.nemesis for each in struck)
         kinds = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))
         some = f"; numbers {spans(struck)} of the plan" if 0 < len(struck) < planned else ""
-        self._say(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
+        self._print(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
         if kills := leader_kills_told(self._leader_kills):
-            self._say(kills)
+            self._print(kills)
         if late := [each for each in self._missed if each.why == NOT_REACHED]:
-            self._say(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")
+            self._print(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")
         for each in self._missed:
             if each.why != NOT_REACHED:
-                self._say(f"DID NOT HAPPEN: {each.number}, {each.strike.nemesis}: {each.why}")
+                self._print(f"DID NOT HAPPEN: {each.number}, {each.strike.nemesis}: {each.why}")
 
     # ---- failures
 
-    def _guarded(self, what: str, work: Callable[[], object]) -> None:
+    def _attempt(self, step: str, work: Callable[[], object]) -> None:
         """Call `work`. A failure is recorded and printed."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a defect of the suite must not prevent the audit
             known = isinstance(error, LaunchError | NetworkError | OSError | TimerError)
             why = error if known else traceback.format_exc()
-            self._fail(f"{what}: {why}")
+            self._fail(f"{step}: {why}")
 
     def _fail(self, failure: str) -> None:
         self._failures.append(failure)
-        self._say(f"FAILED: {failure}")
+        self._print(f"FAILED: {failure}")
 
-    def _complain(self) -> None:
-        self._tell_strikes()
-        self._say_left_out()
+    def _print_failures(self) -> None:
+        self._print_strikes()
+        self._print_left_out()
         for failure in self._failures:
-            self._say(f"FAILED: {failure}")
+            self._print(f"FAILED: {failure}")
 
-    def _say_left_out(self) -> None:
-        for line in self._bill.left_out:
-            self._say(f"LEFT OUT, {line}")
-        for need, why in self._bill.missing.items():
-            self._say(f"WITHOUT {need}: {why}")
+    def _print_left_out(self) -> None:
+        for line in self._plan.left_out:
+            self._print(f"LEFT OUT, {line}")
+        for need, why in self._plan.missing.items():
+            self._print(f"WITHOUT {need}: {why}")
 
     # ---- texts and run.json
 
@@ -401,18 +400,18 @@ class Show:
 
     def _progress(self) -> str:
         books = [each.books for each in self._workloads.each] if self._workloads else []
-        asked, unanswered, delivered = (
+        requested, unanswered, delivered = (
             sum(getattr(each, name) for each in books)
             for name in ("asked", "unanswered", "delivered")
         )
-        timers = f"{asked:,} timers requested ({unanswered} without an answer)"
+        timers = f"{requested:,} timers requested ({unanswered} without an answer)"
         return f"{timers}, {delivered:,} deliveries"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"[{self._elapsed_s:5.1f} s] {text}", flush=True)
 
     def _write(self, state: str, **more: Any) -> None:
-        bill, struck, missed = self._bill, self._struck, self._missed
+        plan, struck, missed = self._plan, self._struck, self._missed
         strikes = {
             "strikes": Counter(each.strike.nemesis for each in struck),
             "fizzled": Counter(p.strike.nemesis for p in missed if p.why != NOT_REACHED),
@@ -424,20 +423,20 @@ class Show:
             "leader_kills": self._leader_kills,
         }
         about = {
-            "scenario": bill.scenario,
-            "seed": bill.seed,
+            "scenario": plan.scenario,
+            "seed": plan.seed,
             "state": state,
-            "left_out": [*bill.left_out],
-            "missing": dict(bill.missing),
+            "left_out": [*plan.left_out],
+            "missing": dict(plan.missing),
             **({} if state == RUNNING else strikes),
             "failures": self._failures,
             **more,
-            "options": dataclasses.asdict(bill.options),
+            "options": dataclasses.asdict(plan.options),
             "settings": MANY_SETTINGS,
-            "clock_error_ms": plan.clock_error_ms(bill.schedule),
+            "clock_error_ms": clock_error_ms(plan.schedule),
             CLIENTS_ERROR: 0,  # all clients share this machine's clock
             "machine": machine(),
-            "schedule": [dataclasses.asdict(strike) for strike in bill.schedule],
+            "schedule": [dataclasses.asdict(strike) for strike in plan.schedule],
         }
         self._run.root.mkdir(parents=True, exist_ok=True)
         other = self._run.about.with_suffix(".new")
@@ -472,7 +471,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
-    """Play a scenario in a folder; return the exit status.
+    """Run a scenario in a folder; return the exit status.
 
     Args:
         scenario: a name of SCENARIOS.
@@ -496,25 +495,25 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     if why := why_no_java():  # the audit would fail after the run
         raise ValueError(why)
     target = claimable(folder)
-    missing = _missing(plain=options.plain)
+    missing = _missing_needs(plain=options.plain)
     if lacking := sorted(SCENARIOS[scenario].needs.intersection(missing)):
         why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
         raise ValueError(f"{scenario} needs {why}")
     options = replace(options, without=tuple(sorted(missing)))
-    bill = Bill(
+    plan = RunPlan(
         scenario=scenario,
         seed=seed,
         options=options,
         schedule=scenarios.schedule(scenario, seed, options),
-        left_out=scenarios.left_out(scenario, options),
+        left_out=scenarios.left_out_lines(scenario, options),
         missing=missing,
         strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
         complete=SCENARIOS[scenario].complete,
     )
-    return play(target, bill)
+    return execute(target, plan)
 
 
-def _missing(*, plain: bool) -> dict[Need, str]:
+def _missing_needs(*, plain: bool) -> dict[Need, str]:
     """Return the needs that this machine does not meet, each with the reason."""
     stages.remove_stale()
     if plain:
@@ -525,11 +524,11 @@ def _missing(*, plain: bool) -> dict[Need, str]:
             return stages.capabilities(probe.root)
 
 
-def play(target: RunFolder, bill: Bill) -> int:
-    """Play a run in place of an earlier one in its folder; return the exit status."""
+def execute(target: RunFolder, plan: RunPlan) -> int:
+    """Execute a run in place of an earlier one in its folder; return the exit status."""
     clear(target)
-    print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
-    return Show(target, bill).play()
+    print(f"{plan.scenario}, seed {plan.seed}, {plan.options.minutes:g} min, in {target.root}")
+    return SuiteRun(target, plan).execute()
 
 
 def claimable(folder: Path) -> RunFolder:
