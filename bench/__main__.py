@@ -37,7 +37,7 @@ from bench.idlers import S14
 from bench.ingest import S1, S2, S3
 from bench.measure import Form, Measure, Series
 from bench.pending_costs import S7_S8_S10
-from bench.profile import Who, flame_graph, pid_of
+from bench.profile import SampledProcess, flame_graph, pid_of
 from bench.rig import BenchError, Rig, new_rig
 from bench.sim import SIM
 from bench.stages import STAGE_COSTS, cpu_table, memory_table
@@ -74,7 +74,7 @@ BASELINE: Final = ROOT / "bench" / "baseline.json"
 RESULTS: Final = ROOT / "run" / "bench"
 PROFILE_S: Final = 5.0
 """A profile repeats a run until this time has passed."""
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """Seconds for which the machine's load is observed before a measure."""
 
 
@@ -110,7 +110,7 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     )
     parser.add_argument(
         "--only",
-        type=_chosen,
+        type=_measures_of,
         metavar="S1,S3",
         help="names of measures (default: all)",
     )
@@ -142,7 +142,7 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     outcomes = []
     for measure in measures:
         runs = args.repeat or measure.runs[form]
-        outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+        outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(POLL_INTERVAL_S))
         _run(outcome, runs, form, args.dir / f"data-{head.utc}", loop, audited=args.audit)
         outcomes.append(outcome)
     path = args.dir / f"{head.stem}.json"
@@ -161,7 +161,7 @@ def _runs(text: str) -> int:
     return int(text)
 
 
-def _chosen(text: str) -> list[Measure]:
+def _measures_of(text: str) -> list[Measure]:
     """Return the measures that a list such as s1,s3 names, in the table's order."""
     names = {name.strip().lower() for name in text.split(",")}
     if unknown := names - MEASURES.keys():
@@ -216,14 +216,14 @@ def _series(
                 _announce(measure, number, runs)
                 yield measure.run(rig, form)
         if audits is not None:
-            audits.append(_audited(directory))
+            audits.append(_audit(directory))
 
 
-def _audited(directory: Path) -> AuditOutcome:
+def _audit(directory: Path) -> AuditOutcome:
     """Audit a cluster that has ended, and delete its directory if all is well."""
     print(f"audit of {os.path.relpath(directory)} ...", file=sys.stderr, flush=True)
     result = audit(directory)
-    print(f"audit: {result.told()}", file=sys.stderr, flush=True)
+    print(f"audit: {result.text()}", file=sys.stderr, flush=True)
     if result.ok:
         shutil.rmtree(directory)
     return result
@@ -263,16 +263,20 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     )
     parser.add_argument("measure", choices=[*MEASURES])
     parser.add_argument(
-        "--of", type=Who, choices=[*Who], default=Who.LEADER, help="process (default: leader)"
+        "--of",
+        type=SampledProcess,
+        choices=[*SampledProcess],
+        default=SampledProcess.LEADER,
+        help="process (default: leader)",
     )
     parser.add_argument("--threads", action="store_true", help="also threads without the GIL")
     parser.add_argument("--dir", type=Path, default=RESULTS, help="graphs, and the nodes' data")
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
     head = bench_results.head_of(args.dir, Form.SHORT)
-    who = args.of if measure.alone is None else Who.CLIENT
+    who = args.of if measure.alone is None else SampledProcess.CLIENT
     svg = args.dir / f"{head.stem}-{measure.name}-{who}.svg"
-    outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+    outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(POLL_INTERVAL_S))
     with contextlib.ExitStack() as stack:
         rig = None
         if measure.run is not None:

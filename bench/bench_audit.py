@@ -24,7 +24,7 @@ from deploy.local import LocalCluster
 CLOCK_ERROR_MS: Final = 1_000
 """Clients and nodes share the clock of one machine; a new leader's may be late (chaos/suite)."""
 AUDIT: Final = (sys.executable, "-m", "chaos.audit")
-KEPT: Final = (
+SUMMARY_FIELDS: Final = (
     *("verdict", "violations", "not_looked_at", "scheduled", "pending", "fired", "delivered"),
     *("redelivered", "failovers"),
 )
@@ -76,11 +76,11 @@ class AuditOutcome:
         """Whether every promise was kept, with all evidence."""
         return self.summary.get("verdict") == "OK"
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return the result in one line."""
         if not self.summary:
             return f"failed: {self.error}"
-        counts = ", ".join(f"{self.summary[name]:,} {name}" for name in KEPT[3:])
+        counts = ", ".join(f"{self.summary[name]:,} {name}" for name in SUMMARY_FIELDS[3:])
         why = [f"{count:,} {name}" for name, count in self.summary["violations"].items()]
         why += [f"not judged: {each}" for each in self.summary["not_looked_at"]]
         return "; ".join([f"{self.summary['verdict']}, {counts}, in {self.took_s:.0f} s", *why])
@@ -94,4 +94,4 @@ def audit(directory: Path) -> AuditOutcome:
     if done.returncode == 2 or not path.exists():
         return AuditOutcome(took_s, error=done.stderr.strip())
     summary = json.loads(path.read_text())
-    return AuditOutcome(took_s, {name: summary[name] for name in KEPT})
+    return AuditOutcome(took_s, {name: summary[name] for name in SUMMARY_FIELDS})

@@ -30,7 +30,7 @@ LEASE_MS: Final = 30_000
 PRODUCERS: Final = 100_000
 
 
-def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
+def add_groups(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
     """Add a group with a consumer to each topic. Return the list that will hold deliveries."""
     made, got = list[Any](), list[Delivery]()
     for number, topic in enumerate(topics):
@@ -49,10 +49,10 @@ def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
     return got
 
 
-def _held(loop: Loop) -> list[Delivery]:
+def _lease_one_each(loop: Loop) -> list[Delivery]:
     """Let 10,000 groups hold a message each. Return the list that has their deliveries."""
     topics = loop.topics(TOPICS)
-    got = grouped(loop, topics)
+    got = add_groups(loop, topics)
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.wait(60_001)
     loop.settle()
@@ -64,7 +64,7 @@ def _held(loop: Loop) -> list[Delivery]:
 def leases(loop: Loop, scale: int) -> None:
     """10,000 groups hold a message each; all leases end at one instant."""
     del scale
-    got = _held(loop)
+    got = _lease_one_each(loop)
     loop.wait(60_001 + LEASE_MS)
     loop.settle()
     check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were delivered again")
@@ -74,7 +74,7 @@ def leases(loop: Loop, scale: int) -> None:
 def transfer(loop: Loop, scale: int) -> None:
     """10,000 groups hold a message each; the leadership is transferred."""
     del scale
-    got = _held(loop)
+    got = _lease_one_each(loop)
     while loop.step("hand_over", lambda: loop.leader.hand_over(loop.now)):
         loop.fold()
     loop.fold()
@@ -86,7 +86,7 @@ def policies(loop: Loop, scale: int) -> None:
     """The cluster's policy pauses 10,000 topics that hold a timer each, and resumes them."""
     del scale
     topics = loop.topics(TOPICS)
-    grouped(loop, topics)
+    add_groups(loop, topics)
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.forget()
     for said, at_ms in (

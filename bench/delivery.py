@@ -87,10 +87,10 @@ async def consuming(
 
     async def consume() -> None:
         async for batch in consumer.batches():
-            rig.delivered(GROUP, batch)
+            rig.record_delivery(GROUP, batch)
             take(batch)
 
-    rig.opening(topic, GROUP)
+    rig.record_open(topic, GROUP)
     async with asyncio.TaskGroup() as tasks, consumer:
         tasks.create_task(consume())
         yield
@@ -137,7 +137,7 @@ def _one_by_one(rig: Rig, lasting_s: float) -> Series:
     """Read messages from the synchronous consumer and ack each. All timers are due at once."""
     feed, topic = Feed(), rig.topic("s4-single")
     with rig.thread_client() as client:
-        rig.opening(topic, GROUP)
+        rig.record_open(topic, GROUP)
         consumer = client.consumer(topic, GROUP, window=WINDOW)
         began, scheduled, received = time.monotonic(), 0, 0
         while (going := time.monotonic() - began < lasting_s) or received < scheduled:
@@ -146,7 +146,7 @@ def _one_by_one(rig: Rig, lasting_s: float) -> Series:
                 scheduled += BATCH_SIZE
             messages = consumer.receive(BATCH_SIZE, timeout=RECEIVE_TIMEOUT_S)
             check(bool(messages), f"{received} of {scheduled} received, then none")
-            rig.delivered(GROUP, messages)
+            rig.record_delivery(GROUP, messages)
             for message in messages:
                 _ = message.ack()
             received += len(messages)

@@ -31,7 +31,7 @@ RATE_HZ: Final = 200
 WRITE_TIMEOUT_S: Final = 30.0
 
 
-class Who(StrEnum):
+class SampledProcess(StrEnum):
     """The process to sample."""
 
     LEADER = "leader"
@@ -39,16 +39,16 @@ class Who(StrEnum):
     CLIENT = "client"
 
 
-def pid_of(rig: Rig | None, who: Who) -> int:
+def pid_of(rig: Rig | None, who: SampledProcess) -> int:
     """Return the process id of the client, the leader, or one of the followers.
 
     `rig`: None: a measure without a cluster, whose only process is the client.
     """
-    if rig is None or who is Who.CLIENT:
+    if rig is None or who is SampledProcess.CLIENT:
         return os.getpid()
     leader = rig.cluster.wait_for_leader()
     nodes = rig.cluster.nodes
-    if who is Who.LEADER:
+    if who is SampledProcess.LEADER:
         return nodes[leader].pid
     return next(node.pid for name, node in nodes.items() if name != leader)
 

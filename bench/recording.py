@@ -67,18 +67,20 @@ class Recording:
         self._calls: list[_ScheduleCall] = []
         self._deliveries: list[_Delivery] = []
 
-    def scheduling(self, topic: str, payloads: Sequence[bytes], due_ms: Any) -> "_ScheduleCall":
+    def record_schedule(
+        self, topic: str, payloads: Sequence[bytes], due_ms: Any
+    ) -> "_ScheduleCall":
         """Record a call that is about to be made. `due_ms`: as in the call; None: due at once."""
         call = _ScheduleCall(topic, self._next_mark, payloads, due_ms)
         self._next_mark += len(payloads)
         self._calls.append(call)
         return call
 
-    def opening(self, topic: str, group: str) -> None:
+    def record_open(self, topic: str, group: str) -> None:
         """Record that a consumer of a group is about to be opened."""
         self._opens.append({"op": "open", "topic": topic, "group": group, "start_ms": now_ms()})
 
-    def delivered(self, group: str, messages: Sequence[Message]) -> None:
+    def record_delivery(self, group: str, messages: Sequence[Message]) -> None:
         """Record messages of one batch that arrive now, and from here on their acks."""
         if messages:
             self._deliveries.append(_Delivery(group, messages))
@@ -260,7 +262,7 @@ class _Delivery:
         results: dict[OpOutcome, dict[int, str]] = {OpOutcome.OK: {}}
         results[OpOutcome.OK] = dict.fromkeys(self._acked.tolist(), "ACKED")
         for offsets, result in self._refused:
-            for offset, (outcome, told) in zip(offsets, _told(offsets, result), strict=True):
+            for offset, (outcome, told) in zip(offsets, _outcomes_of(offsets, result), strict=True):
                 results.setdefault(outcome, {})[offset] = told
         for outcome, each in results.items():
             if each:
@@ -299,7 +301,7 @@ def _answer(acking: AnyAcking) -> object:
         return error
 
 
-def _told(offsets: Sequence[int], result: object) -> Sequence[tuple[OpOutcome, str]]:
+def _outcomes_of(offsets: Sequence[int], result: object) -> Sequence[tuple[OpOutcome, str]]:
     """Return the outcome of each message of an ack, and its result if it was answered."""
     if isinstance(result, LeaseLost | NotDelivered):
         lost = getattr(result, "offsets", ()) or offsets
@@ -332,7 +334,7 @@ class RecordingClient(AsyncTimerClient):
 
     async def schedule(self, topic: str, payload: Any = None, **options: Any) -> Timer:
         """See AsyncTimerClient. The only option is `due_ms`."""
-        call = self._recording.scheduling(topic, (payload,), options.get("due_ms"))
+        call = self._recording.record_schedule(topic, (payload,), options.get("due_ms"))
         try:
             timer = await super().schedule(topic, call.payloads[0], **options)
         except BaseException as error:
@@ -343,7 +345,7 @@ class RecordingClient(AsyncTimerClient):
 
     async def schedule_batch(self, topic: str, payloads: Any, **options: Any) -> Timers:
         """See AsyncTimerClient. The only option is `due_ms`."""
-        call = self._recording.scheduling(topic, payloads, options.get("due_ms"))
+        call = self._recording.record_schedule(topic, payloads, options.get("due_ms"))
         try:
             timers = await super().schedule_batch(topic, call.payloads, **options)
         except BaseException as error:
@@ -362,7 +364,7 @@ class RecordingThreadClient(TimerClient):
 
     def submit_batch(self, topic: str, payloads: Any, **options: Any) -> "Future[Timers]":
         """See TimerClient. The only option is `due_ms`."""
-        call = self._recording.scheduling(topic, payloads, options.get("due_ms"))
+        call = self._recording.record_schedule(topic, payloads, options.get("due_ms"))
         future = super().submit_batch(topic, call.payloads, **options)
         future.add_done_callback(call.ended)
         return future

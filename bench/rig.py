@@ -75,15 +75,15 @@ class Rig:
             return TimerClient(self.endpoints)
         return RecordingThreadClient(self.endpoints, self.evidence.recording)
 
-    def opening(self, topic: str, group: str) -> None:
+    def record_open(self, topic: str, group: str) -> None:
         """Record, if the rig has evidence, that a consumer is about to be opened."""
         if self.evidence is not None:
-            self.evidence.recording.opening(topic, group)
+            self.evidence.recording.record_open(topic, group)
 
-    def delivered(self, group: str, messages: Sequence[Message]) -> None:
+    def record_delivery(self, group: str, messages: Sequence[Message]) -> None:
         """Record, if the rig has evidence, messages of one batch that arrive now."""
         if self.evidence is not None:
-            self.evidence.recording.delivered(group, messages)
+            self.evidence.recording.record_delivery(group, messages)
 
     def fault(self, event: str, node: str, **more: Any) -> None:
         """Record, if the rig has evidence, that a node was killed or restarted."""

@@ -126,7 +126,7 @@ class StagedLoop(Loop):
     def __init__(self, directory: Path, *, memory: bool) -> None:
         """`memory`: measure bytes in place of seconds; tracemalloc must run."""
         self.cpu_s: dict[str, float] = defaultdict(float)
-        self.kept: dict[str, int] = defaultdict(int)
+        self.kept_bytes: dict[str, int] = defaultdict(int)
         self.peak: dict[str, int] = defaultdict(int)
         self.stage = ""
         """The stage that `step` adds to; empty: none."""
@@ -144,7 +144,7 @@ class StagedLoop(Loop):
             before, _ = tracemalloc.get_traced_memory()
             result = work()
             after, peak = tracemalloc.get_traced_memory()
-            self.kept[stage] += after - before
+            self.kept_bytes[stage] += after - before
             self.peak[stage] = max(self.peak[stage], peak - before)
             return result
         began = time.thread_time()
@@ -213,7 +213,7 @@ def costs_of(case: Case, *, memory: bool = False) -> StageCosts:
     at_once = dict.fromkeys(STAGES, case.batch) | {"promote": 1, "flush": case.flushed}
     return StageCosts(
         us={stage: 1e6 * loop.cpu_s[stage] / timers[stage] for stage in STAGES},
-        kept={stage: loop.kept[stage] / timers[stage] for stage in STAGES},
+        kept={stage: loop.kept_bytes[stage] / timers[stage] for stage in STAGES},
         peak={stage: loop.peak[stage] / at_once[stage] for stage in STAGES},
     )
 

@@ -36,7 +36,7 @@ def crowd(loop: Loop, scale: int) -> None:
     """10,000 topics with a group each: a timer of each is due at once, is leased and acked."""
     del scale
     topics = loop.topics(TOPICS)
-    machine, got = loop.engine.machine, crowds.grouped(loop, topics)
+    machine, got = loop.engine.machine, crowds.add_groups(loop, topics)
     loop.forget()
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.wait(60_001)

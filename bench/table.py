@@ -39,7 +39,7 @@ def _measure(outcome: MeasureOutcome, last: Mapping[tuple[str, str], LastValue])
     if outcome.busy_cores_before > BUSY_CORES_MAX:
         yield f"   disturbed: {outcome.busy_cores_before:.2f} cores were busy before it began"
     for audited in outcome.audits:
-        yield f"   audit: {audited.told()}"
+        yield f"   audit: {audited.text()}"
     if outcome.error is not None:
         yield f"   failed: {outcome.error}"
 

@@ -54,7 +54,7 @@ class Entries:
         return batch
 
 
-def filled(path: Path, entries: Entries, rows: int, low_ms: int, high_ms: int) -> Store:
+def filled_store(path: Path, entries: Entries, rows: int, low_ms: int, high_ms: int) -> Store:
     """Return a leader's store with `rows` rows in its memtable."""
     store = Store(RealDisk(), path)
     store.lead()
@@ -89,7 +89,7 @@ def flush(store: Store) -> RunMeta | None:
 def test_insert_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str) -> None:
     """Insert a batch of a thousand rows, due within a day."""
     entries = Entries()
-    store = filled(tmp_path, entries, 100_000, 1, DAY_MS)
+    store = filled_store(tmp_path, entries, 100_000, 1, DAY_MS)
     if role == "follower":
         store.follow()
     batches = [entries.next(1, DAY_MS) for _ in range(300)]
@@ -102,7 +102,7 @@ def test_insert_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str) -> 
 def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs: int) -> None:
     """Fire a thousand rows per tick: with half a million pending, then with six runs beside."""
     entries = Entries()
-    store = filled(tmp_path, entries, 0, 1, 2)
+    store = filled_store(tmp_path, entries, 0, 1, 2)
     for _ in range(runs):
         for _ in range(50):
             store.insert(entries.next(1, 60_000), entries.buf)
@@ -127,7 +127,7 @@ def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs:
 def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """One FIRE of 65,536 out of a million rows due at once."""
     entries = Entries()
-    store = filled(tmp_path, entries, 1_000_000, 1_000, 1_001)
+    store = filled_store(tmp_path, entries, 1_000_000, 1_000, 1_001)
 
     def fire() -> FiredRows:
         return store.fire(UnixMs(NOW + 2_000), 65_536, 16 << 20)
@@ -139,7 +139,7 @@ def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path)
 def test_cancel_1000(benchmark: BenchmarkFixture, tmp_path: Path, where: str) -> None:
     """Cancel a thousand random rows."""
     entries = Entries()
-    store = filled(tmp_path, entries, 0, 1, 2)
+    store = filled_store(tmp_path, entries, 0, 1, 2)
     batches = [entries.next(1, DAY_MS) for _ in range(300)]
     for batch in batches:
         store.insert(batch, entries.buf)
@@ -163,7 +163,7 @@ def test_flush_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     rounds: Iterator[int] = iter(range(100))
 
     def fresh() -> tuple[tuple[Store], dict[str, object]]:
-        return (filled(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
+        return (filled_store(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
 
     measure(benchmark, flush, setup=fresh, rounds=5)
     rows_per_s(benchmark, 600_000)
@@ -175,7 +175,7 @@ def test_freeze_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     rounds = iter(range(100))
 
     def fresh() -> tuple[tuple[Store], dict[str, object]]:
-        return (filled(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
+        return (filled_store(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
 
     measure(benchmark, lambda store: store.freeze(), setup=fresh, rounds=5)
 
@@ -186,7 +186,7 @@ def test_merge_eight_runs_of_75000(
 ) -> None:
     """Read, merge and write 84 MB."""
     entries = Entries()
-    store = filled(tmp_path, entries, 0, 1, 2)
+    store = filled_store(tmp_path, entries, 0, 1, 2)
     for run in range(8):
         low = 1 + run * DAY_MS * (spread == "side by side")
         for _ in range(75):
@@ -210,7 +210,7 @@ def test_merge_eight_runs_of_75000(
 def test_lead_over_600000_rows(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """The work of a promotion on the memtable, and its first search for due rows."""
     entries = Entries()
-    store = filled(tmp_path, entries, 600_000, 1, DAY_MS)
+    store = filled_store(tmp_path, entries, 600_000, 1, DAY_MS)
 
     def lead() -> int | None:
         store.lead()
@@ -224,7 +224,7 @@ def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
 ) -> None:
     """The event loop's part, after a thread has looked the rows up."""
     entries = Entries()
-    store = filled(tmp_path, entries, 0, 1, 2)
+    store = filled_store(tmp_path, entries, 0, 1, 2)
     batches: list[RowArray] = []
     for _ in range(16):
         for _ in range(60):
@@ -293,7 +293,7 @@ def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Pat
 def test_window_load_of_the_next_two_seconds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """A thread's copy ahead: about 20,000 rows per two seconds, from one run of a minute."""
     entries = Entries()
-    store = filled(tmp_path, entries, 600_000, 1, 60_000)
+    store = filled_store(tmp_path, entries, 600_000, 1, 60_000)
     flush(store)
 
     def load() -> None:

@@ -30,7 +30,7 @@ QUICK_SIZE_MAX: Final = 512 << 20
 CHECKED_SIZE_MAX: Final = 256 << 20
 """The most bytes of histories that are checked by default: a dozen seconds."""
 SPARK_LOG: Final = "spark.log"
-TOLD_MAX: Final = 300
+REASON_MAX: Final = 300
 """The most characters of an error's first line that are printed."""
 _UNUSABLE: Final = re.compile(
     r"^(?:timer\.model\.timer_errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
@@ -96,9 +96,9 @@ def run_audit(
     try:
         if _faulty_histories(run, check=check_history):
             return 2
-        report = _audited(run, master)
+        report = _audit(run, master)
     except Exception as failed:  # noqa: BLE001 - status 1 would say that a promise was broken
-        print(f"audit: {_told(failed, run)}", file=sys.stderr)
+        print(f"audit: {_error_line(failed, run)}", file=sys.stderr)
         return 2
     if output == "json":
         print(json.dumps(report.summary, indent=2))
@@ -112,7 +112,7 @@ def run_audit(
     return 0 if report.ok else 3
 
 
-def _audited(run: RunFolder, master: str | None) -> Report:
+def _audit(run: RunFolder, master: str | None) -> Report:
     """Audit a run in a session of its own.
 
     Raises:
@@ -128,7 +128,7 @@ def _audited(run: RunFolder, master: str | None) -> Report:
             spark.stop()
 
 
-def _told(failed: Exception, run: RunFolder) -> str:
+def _error_line(failed: Exception, run: RunFolder) -> str:
     """Return one line about the error that ended the audit. For Spark's own, its log has more."""
     if isinstance(failed, FileNotFoundError | StorageError | ValueError):
         return str(failed)
@@ -144,7 +144,7 @@ def _told(failed: Exception, run: RunFolder) -> str:
         with log.open("a") as file:
             traceback.print_exception(failed, file=file)
     first = next(filter(None, map(str.strip, text.splitlines())), "no reason given")
-    return f"the run could not be judged: {type(failed).__name__}: {first[:TOLD_MAX]} (see {log})"
+    return f"the run could not be judged: {type(failed).__name__}: {first[:REASON_MAX]} (see {log})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.queries import stored
+from chaos.audit.rules.queries import stored_table
 from chaos.history import history
 from chaos.history.history import RunFolder
 
@@ -63,7 +63,7 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
     if texts:
         parsed = reader.json(texts).withColumn("file", F.input_file_name())
         small = sum(os.stat(path).st_size for path in texts) <= SMALL_SIZE
-        parts.append(parsed.cache() if small else _kept(parsed, run, "parsed"))
+        parts.append(parsed.cache() if small else _written(parsed, run, "parsed"))
     if columns:
         parts.append(reader.parquet(*columns).withColumn("file", F.input_file_name()))
     lines = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
@@ -73,10 +73,10 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
             raise ValueError(f"{path.resolve()}: {bad['count']} lines are not lines of a history")
     lines = lines.where("op IS NOT NULL").drop("file")
     is_asked = F.col("outcome").eqNullSafe("asked")
-    return _answered(lines, is_asked, run) if lines.where(is_asked).head(1) else lines
+    return _one_outcome_each(lines, is_asked, run) if lines.where(is_asked).head(1) else lines
 
 
-def _answered(lines: DataFrame, is_asked: Column, run: RunFolder) -> DataFrame:
+def _one_outcome_each(lines: DataFrame, is_asked: Column, run: RunFolder) -> DataFrame:
     """Return the lines with one outcome per request.
 
     A request with only a line of outcome `asked` gets the outcome `unknown`, and its start as its
@@ -86,13 +86,13 @@ def _answered(lines: DataFrame, is_asked: Column, run: RunFolder) -> DataFrame:
     told = lines.where(~is_asked & F.col("request").isNotNull()).select(*ids)
     lost = lines.where(is_asked).join(told, ids, "left_anti")
     lost = lost.withColumns({"end_ms": F.col("start_ms"), "outcome": F.lit("unknown")})
-    return _kept(lines.where(~is_asked).unionByName(lost), run, "told")
+    return _written(lines.where(~is_asked).unionByName(lost), run, "told")
 
 
-def _kept(lines: DataFrame, run: RunFolder, name: str) -> DataFrame:
+def _written(lines: DataFrame, run: RunFolder, name: str) -> DataFrame:
     path = run.audit / "work" / name
     lines.write.mode("overwrite").parquet(str(path))
-    return stored(lines.sparkSession, path, lines.schema)
+    return stored_table(lines.sparkSession, path, lines.schema)
 
 
 def _torn(history_file: Path) -> int:

@@ -25,8 +25,8 @@ from chaos.audit.report.report import Report, write
 from chaos.audit.rules import coverage, late_rules, node_logs, pace_rules
 from chaos.audit.rules import file_rules as files
 from chaos.audit.rules.fault_windows import Fault, phases, windows
-from chaos.audit.rules.findings import Findings, shown
-from chaos.audit.rules.queries import BOUNDS, RunEvidence, stored
+from chaos.audit.rules.findings import Findings, head
+from chaos.audit.rules.queries import BOUNDS, RunEvidence, stored_table
 from chaos.audit.rules.verdict import VIOLATIONS, Clocks
 from chaos.history import history
 from chaos.history.history import RunFolder
@@ -75,7 +75,7 @@ def _audit(spark: SparkSession, run: RunFolder) -> Report:
     evidence.keep("entries", frames)
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
     evidence.values |= {"majority": len(logs) // 2 + 1, "floor": max(begun, default=0)}
-    evidence.keep("common", evidence.ask("logs", "agreed"))
+    evidence.keep("common", evidence.query("logs", "agreed"))
     epochs = _epochs(evidence)
     end = max(epoch["last"] for epoch in epochs)
     evidence.values["last"] = end
@@ -83,46 +83,47 @@ def _audit(spark: SparkSession, run: RunFolder) -> Report:
     spoken = read_states(spark, run)
     states = files.states_within(run, lost=lost, end=end)
     clocks = Clocks(until_ms(lines, timeline, epochs), *errors_ms)
-    evidence.keep("disputes", evidence.ask("logs", "disputes"))
-    held = [row.asDict() for row in evidence.ask("logs", "ends").collect()]
+    evidence.keep("disputes", evidence.query("logs", "disputes"))
+    held = [row.asDict() for row in evidence.query("logs", "ends").collect()]
     has_crcs = bool(lines.where("payload_crcs IS NOT NULL").head(1))
     with ThreadPoolExecutor(1) as pool:  # the replay has one core
-        telling = pool.submit(_replayed, spark, run, held, checksums=has_crcs)
+        telling = pool.submit(_replay, spark, run, held, checksums=has_crcs)
         for name in ("asks", "given"):
-            evidence.keep(name, evidence.ask("clients", name))
+            evidence.keep(name, evidence.query("clients", name))
         replayed = telling.result()
     for name, schema in tables.STORY.items():
         path = run.audit / "work/replay" / name
-        evidence.tables[name] = stored(spark, path, from_arrow_schema(schema))
+        evidence.tables[name] = stored_table(spark, path, from_arrow_schema(schema))
     tell_times(evidence, epochs, clocks)
     _name_lives(evidence)
     story = evidence.tables
-    found = _judged(evidence)
+    found = _write_verdicts(evidence)
     findings = Findings()
     summary = _counts(findings, found, story["disputes"], held)
-    findings.add({"falling_entries": evidence.ask("logs", "falling_entries")})
+    findings.add({"falling_entries": evidence.query("logs", "falling_entries")})
     findings.note("short_log", node_logs.short(held, spoken, states, lost))
-    summary |= _conserved(findings, evidence, spoken.where(F.col("index") <= end))
-    summary |= _changed(findings, evidence)
+    summary |= _conservation(findings, evidence, spoken.where(F.col("index") <= end))
+    summary |= _changes(findings, evidence)
     for subject, order in SUBJECTS.items():
-        findings.add(evidence.judged(subject), order=order)
+        findings.add(evidence.violations(subject), order=order)
     summary["nacked"] = story["returns"].where(F.col("why") == NACKED).count()
     leaders = story["leaders"].orderBy("epoch_index").collect()
     findings.note("epoch_untrue", node_logs.untrue_epochs(leaders, run.replicas()))
-    summary |= files.judged(findings, run, story, states)
-    thin = evidence.ask("logs", "thin").collect() if begun else []
+    summary |= files.judge_files(findings, run, story, states)
+    thin = evidence.query("logs", "thin").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
     all_groups = RunEvidence({"lines": lines, "found": found}, run.audit / "work")
     all_groups.values["until_ms"] = clocks.until_ms
     faults, figured = _figures(all_groups, timeline, clocks.until_ms)
     summary |= {"replayed": replayed, **figured}
-    late, summary["waits"] = late_rules.judged(evidence, late_rules.excuses(phases(faults), epochs))
-    findings.add(late | {"ack_unfounded": evidence.ask("clients", "ack_unfounded")})
+    excuses = late_rules.excuses(phases(faults), epochs)
+    late, summary["waits"] = late_rules.firings(evidence, excuses)
+    findings.add(late | {"ack_unfounded": evidence.query("clients", "ack_unfounded")})
     if evidence.has("prioritized"):
-        rows = evidence.ask("figures", "shared_deliveries")
-        findings.add({"starved": pace_rules.starved(rows)})
-    summary |= _redelivered(evidence)
+        rows = evidence.query("figures", "shared_deliveries")
+        findings.add({"starved": pace_rules.starved_messages(rows)})
+    summary |= _redeliveries(evidence)
     summary |= {"run": said, "acks_unasked": unasked_acks(evidence)}
     kept = run.data().keys() - lost
     summary["not_looked_at"] = coverage.not_looked_at(story, summary, clocks, kept)
@@ -138,11 +139,11 @@ def _epochs(evidence: RunEvidence) -> list[Row]:
     Raises:
         ValueError: no entry is on a majority, or some are in no log.
     """
-    rows = evidence.ask("logs", "epochs").collect()
+    rows = evidence.query("logs", "epochs").collect()
     if not rows:
         raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
     if sum(row["entries"] for row in rows) < max(row["last"] for row in rows):
-        missing = evidence.ask("logs", "missing").collect()
+        missing = evidence.query("logs", "missing").collect()
         holes = [f"{row['from']} .. {row['to']}" for row in missing]
         raise ValueError(
             f"entries {', '.join(holes)} are in no node's log, or in too few: the audit needs the"
@@ -166,7 +167,7 @@ def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
     return pieces
 
 
-def _replayed(
+def _replay(
     spark: SparkSession, run: RunFolder, held: list[dict[str, Any]], *, checksums: bool
 ) -> dict[str, Any]:
     """Replay the majority's log in a worker; return its figures. `checksums`: of payloads, too.
@@ -244,26 +245,26 @@ def _name_lives(evidence: RunEvidence) -> None:
     """Give the topics and groups of lines and deliveries the names that tell their lives apart."""
     story = evidence.tables
     if story["deletions"].head(1):
-        named = {name: evidence.ask("clients", f"{name}_by_topic") for name in ("lines", "given")}
+        named = {name: evidence.query("clients", f"{name}_by_topic") for name in ("lines", "given")}
         story.update(named)
     if story["groups"].where("sought").head(1):
-        named = {name: evidence.ask("clients", f"{name}_by_group") for name in ("lines", "given")}
+        named = {name: evidence.query("clients", f"{name}_by_group") for name in ("lines", "given")}
         # Stored: Spark takes minutes to plan queries that repeat these joins.
         for name, table in named.items():
             evidence.keep(name, table, f"{name}_by_group")
 
 
-def _judged(evidence: RunEvidence) -> DataFrame:
+def _write_verdicts(evidence: RunEvidence) -> DataFrame:
     """Write the verdict table; return it.
 
     Tables about few timers are stored first, so that Spark knows that they are few.
     """
     for name in ("unkept", "readers", "asking_topics", "used_topics"):
-        evidence.keep(name, evidence.ask("clients", name))
+        evidence.keep(name, evidence.query("clients", name))
     evidence.keep("keyed", evidence.tables["asks"].where("key IS NOT NULL"))
     for name in ("fired_answers", "tried_changes", "moves", "flags"):
-        evidence.keep(name, evidence.ask("changes", name))
-    return evidence.keep("found", evidence.ask("verdicts", "verdicts"), "../verdicts.parquet")
+        evidence.keep(name, evidence.query("changes", name))
+    return evidence.keep("found", evidence.query("verdicts", "verdicts"), "../verdicts.parquet")
 
 
 def _counts(
@@ -299,7 +300,7 @@ def _counts(
         "redelivered": delivered - messages,
         "stale_entries": sum(node["stale"] for node in held),
         "nodes": held,
-        "offenders": shown(bad, ["verdict", "seq", "mark"]) if violated else [],
+        "offenders": head(bad, ["verdict", "seq", "mark"]) if violated else [],
     }
 
 
@@ -308,11 +309,11 @@ def unasked_acks(evidence: RunEvidence) -> int | None:
     [total] = evidence.tables["acks"].agg(F.sum("count")).collect()
     if (total[0] or 0) > ACKS_MAX:
         return None
-    [row] = evidence.ask("figures", "acks_unasked").collect()
+    [row] = evidence.query("figures", "acks_unasked").collect()
     return int(row["n"])
 
 
-def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> dict[str, Any]:
+def _conservation(findings: Findings, evidence: RunEvidence, states: DataFrame) -> dict[str, Any]:
     """Return P7 at the checkpoints, the nodes' counts of their states, and P6 by their digests.
 
     A mismatch is a violation. `states`: of entries up to the majority's last.
@@ -321,8 +322,8 @@ def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> 
     story["states"] = states = states.cache()
     at = story["checkpoints"].select("index")
     story["points"] = at.union(states.where("digest IS NULL").select("index"))
-    evidence.keep("counted", evidence.ask("counts", "counted"))
-    points = evidence.ask("counts", "conservation")
+    evidence.keep("counted", evidence.query("counts", "counted"))
+    points = evidence.query("counts", "conservation")
     last = F.max_by(F.struct(*points.columns), "index")
     [found] = points.agg(F.count("*"), last).collect()
     numbers = F.count("scheduled"), F.count("digest"), F.count_distinct("node")
@@ -330,7 +331,7 @@ def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> 
     findings.add(
         {
             "unbalanced_checkpoints": points.where("NOT balanced"),
-            **{name: evidence.ask("counts", name) for name in REPORTED},
+            **{name: evidence.query("counts", name) for name in REPORTED},
         },
         order=["index"],
     )
@@ -343,15 +344,15 @@ def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> 
     }
 
 
-def _changed(findings: Findings, evidence: RunEvidence) -> dict[str, Any]:
+def _changes(findings: Findings, evidence: RunEvidence) -> dict[str, Any]:
     """Return the changes by key and of existing timers, and answers with wrong counts."""
-    operations = evidence.ask("changes", "operations").collect()
+    operations = evidence.query("changes", "operations").collect()
     filtered = any(row["by"] == "filter" for row in operations)
-    told = evidence.ask("changes", "miscounted").collect() if filtered else []
+    told = evidence.query("changes", "miscounted").collect() if filtered else []
     rows = [row.asDict() for row in told]
     findings.note("overcounted", [row for row in rows if row["told"] > row["logged"]])
     findings.note("undercounted", [row for row in rows if row["told"] < row["least"]])
-    [figures_of_fired] = evidence.ask("changes", "fired_figures").collect()
+    [figures_of_fired] = evidence.query("changes", "fired_figures").collect()
     return {
         "operations": [row.asDict() for row in operations],
         "fired_answers": figures_of_fired.asDict(),
@@ -365,16 +366,16 @@ def _figures(
 
     `evidence`: lines of all groups, and the verdict table as `found`.
     """
-    moments = evidence.keep("moments", evidence.ask("figures", "successes"))
+    moments = evidence.keep("moments", evidence.query("figures", "successes"))
     faults, of_faults = figures.of_faults(evidence, windows(timeline, end_ms), end_ms)
     [begin] = moments.agg(F.min("at_ms")).collect()
     begin_ms = end_ms if begin[0] is None else begin[0]
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
     evidence.values["bucket_ms"] = bucket_ms
     evidence.keep("histogram", figures.lateness(evidence, phases(faults)))
-    broken = evidence.ask("figures", "breakdowns")
-    percentiles = evidence.ask("figures", "percentiles", late=broken).collect()
-    series = _series(evidence.ask("figures", "throughput").collect(), percentiles)
+    broken = evidence.query("figures", "breakdowns")
+    percentiles = evidence.query("figures", "percentiles", late=broken).collect()
+    series = _series(evidence.query("figures", "throughput").collect(), percentiles)
     return faults, {
         "lateness_ms": _lateness(percentiles),
         "faults": of_faults,
@@ -382,13 +383,13 @@ def _figures(
     }
 
 
-def _redelivered(evidence: RunEvidence) -> dict[str, Any]:
+def _redeliveries(evidence: RunEvidence) -> dict[str, Any]:
     """Return redeliveries by reason, and the number of deliveries after the ack."""
-    evidence.keep("repeated", evidence.ask("figures", "repeated"))
-    evidence.keep("redelivered", evidence.ask("figures", "redelivered"))
-    evidence.tables["confirmed"] = evidence.ask("clients", "confirmed")
-    reasons = evidence.ask("figures", "redeliveries").collect()
-    [after_ack] = evidence.ask("figures", "arrived_after_ack").collect()
+    evidence.keep("repeated", evidence.query("figures", "repeated"))
+    evidence.keep("redelivered", evidence.query("figures", "redelivered"))
+    evidence.tables["confirmed"] = evidence.query("clients", "confirmed")
+    reasons = evidence.query("figures", "redeliveries").collect()
+    [after_ack] = evidence.query("figures", "arrived_after_ack").collect()
     return {
         "redeliveries": {row["reason"]: row["n"] for row in reasons},
         "arrived_after_ack": after_ack["n"],

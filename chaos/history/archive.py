@@ -66,7 +66,7 @@ class Archive:
                     follow(log, kept)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Follow no log during the block, so that a disk can be unmounted."""
         with self._lock:
             yield
@@ -189,7 +189,7 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
         try:
             logs = places(run, data, into)
             for log, kept in logs.values():
-                held.enter_context(_held(log, kept))
+                held.enter_context(_locked(log, kept))
         except (OSError, EngineError, ValueError) as wrong:
             print(f"archive: {wrong}", file=sys.stderr)
             return 2
@@ -213,7 +213,7 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
 
 
 @contextlib.contextmanager
-def _held(log: Path, kept: Path) -> Iterator[None]:
+def _locked(log: Path, kept: Path) -> Iterator[None]:
     """Lock an archive for the block, and bind it to its log for good.
 
     Two logs in one archive would begin a new life at each poll.

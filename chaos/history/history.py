@@ -170,7 +170,7 @@ class RunFolder(NodeFolders):
         """The suite's description of the run: seed, versions, machine, options, schedule."""
         return self.root / "run.json"
 
-    def said(self) -> dict[str, Any]:
+    def read_about(self) -> dict[str, Any]:
         """Return the content of run.json; empty if there is no such file.
 
         Raises:
@@ -192,7 +192,7 @@ class RunFolder(NodeFolders):
         Raises:
             ValueError: it is not a number of milliseconds, or run.json is not a JSON object.
         """
-        error_ms = self.said().get(field)
+        error_ms = self.read_about().get(field)
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms
         limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
@@ -310,7 +310,7 @@ class States(_Lines):
     def __init__(self, run: RunFolder) -> None:
         super().__init__(run.states)
 
-    def told(self, node: str, index: int, *, at_ms: int, **state: Any) -> None:
+    def record(self, node: str, index: int, *, at_ms: int, **state: Any) -> None:
         """Record a node's COUNTS after entry `index`, or the `digest` of its CHECKPOINT."""
         self.write({"node": node, "at_ms": at_ms, "index": index, **state})
 
@@ -351,7 +351,7 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def leader_kills_told(kills: dict[str, int]) -> str:
+def leader_kills_text(kills: dict[str, int]) -> str:
     """Return the result of `leader_kills` in words; empty if it is empty."""
     if not kills:
         return ""

@@ -48,7 +48,7 @@ class FollowedFrame:
 class FollowedWindow(NamedTuple):
     """The entries of one log after the passed ones."""
 
-    held: list[FollowedFrame]
+    frames: list[FollowedFrame]
     full: bool
     """The log has more entries."""
 
@@ -62,7 +62,7 @@ class Divergence:
     detail: str
 
 
-class LogGone(Exception):
+class LogDropped(Exception):
     """The segments with the next entry were removed from the log."""
 
 
@@ -80,7 +80,7 @@ class LogTail:
         """Return the whole frames from `next` on, about WINDOW_SIZE bytes of them.
 
         Raises:
-            LogGone: the log begins after `next`.
+            LogDropped: the log begins after `next`.
         """
         for _ in range(2):
             try:
@@ -90,26 +90,27 @@ class LogTail:
         return FollowedWindow([], full=False)
 
     def _window(self) -> FollowedWindow:
-        held: list[FollowedFrame] = []
+        frames: list[FollowedFrame] = []
         expected, size = self.next, WINDOW_SIZE
         path, position = self._at or (self._segment_of(expected), segment.HEADER_SIZE)
         while True:
             for found in segment.walk(self._disk, path, position, min(size, segment.SCAN_SIZE)):
                 if isinstance(found, Damage):
-                    return FollowedWindow(held, full=False)  # half written
+                    return FollowedWindow(frames, full=False)  # half written
                 start, epoch, index, frame = found
                 if index > expected:
-                    return FollowedWindow(held, full=False)  # cut and written again meanwhile
+                    return FollowedWindow(frames, full=False)  # cut and written again meanwhile
                 if index == expected:
                     crc32 = int.from_bytes(frame[:4], "little")
-                    held.append(FollowedFrame(index, epoch, crc32, path, start + len(frame), frame))
+                    end = start + len(frame)
+                    frames.append(FollowedFrame(index, epoch, crc32, path, end, frame))
                     expected = LogIndex(expected + 1)
                     size -= len(frame)
                     if size <= 0:
-                        return FollowedWindow(held, full=True)
+                        return FollowedWindow(frames, full=True)
             following = segment.path_of(self._log, expected)
             if following == path or not self._is_born(following):
-                return FollowedWindow(held, full=False)
+                return FollowedWindow(frames, full=False)
             path, position = following, segment.HEADER_SIZE
 
     def _is_born(self, path: Path) -> bool:
@@ -124,7 +125,7 @@ class LogTail:
         firsts = self.firsts()
         before = [first for first in firsts if first <= index]
         if firsts and not before:
-            raise LogGone(f"{self._log} begins with entry {firsts[0]}, not {index}")
+            raise LogDropped(f"{self._log} begins with entry {firsts[0]}, not {index}")
         return segment.path_of(self._log, max(before, default=LogIndex(1)))
 
     def firsts(self) -> list[LogIndex]:
@@ -132,7 +133,7 @@ class LogTail:
         names = self._disk.list_dir(self._log) if self._disk.exists(self._log) else []
         return sorted(first for name in names if (first := segment.first_of(name)) is not None)
 
-    def has_passed(self, last: FollowedFrame) -> None:
+    def continue_after(self, last: FollowedFrame) -> None:
         """Continue after `last`."""
         self.next, self._at = LogIndex(last.index + 1), (last.path, last.end)
 
@@ -141,13 +142,13 @@ class LogTail:
         self.next, self._at = index, None
 
 
-def committed(windows: Sequence[FollowedWindow], majority: int) -> tuple[LogIndex, Epoch] | None:
+def commit_end(windows: Sequence[FollowedWindow], majority: int) -> tuple[LogIndex, Epoch] | None:
     """Return the last entry in the windows that is certainly committed, or None.
 
     `windows` are those of all voters. A full one may know a later epoch beyond its end, so it must
     hold the entry.
     """
-    lasts = [{each.epoch: each.index for each in window.held} for window in windows]
+    lasts = [{each.epoch: each.index for each in window.frames} for window in windows]
     for epoch in sorted({epoch for last in lasts for epoch in last}, reverse=True):
         holds = sorted((last.get(epoch, LogIndex(0)) for last in lasts), reverse=True)
         knowing = [
@@ -175,7 +176,7 @@ class Follower:
         self._tails = {node: LogTail(log) for node, log in logs.items()}
         self._applied = applied
         self._majority = len(logs) // 2 + 1
-        self._passed: dict[LogIndex, tuple[Epoch, int]] = {}
+        self._returned: dict[LogIndex, tuple[Epoch, int]] = {}
         self.next = LogIndex(1)
         """The first entry that is not returned yet."""
 
@@ -183,58 +184,58 @@ class Follower:
         """Return the entries committed since the last call, in order, and nodes that differ.
 
         Raises:
-            LogGone: no log has the next entry any more.
+            LogDropped: no log has the next entry any more.
         """
         windows = {node: self._window(tail) for node, tail in self._tails.items()}
         frames = [*self._committed_since(windows)]
         found = [each for node in windows for each in self._compare(node, windows[node])]
         slowest = min(tail.next for tail in self._tails.values())
         keep = max(slowest, self.next - COMPARED_MAX)
-        for index in [*takewhile(lambda index: index < keep, self._passed)]:
-            del self._passed[index]
+        for index in [*takewhile(lambda index: index < keep, self._returned)]:
+            del self._returned[index]
         return frames, found
 
     def _window(self, tail: LogTail) -> FollowedWindow:
-        oldest = next(iter(self._passed), self.next)
+        oldest = next(iter(self._returned), self.next)
         if tail.next < oldest:
             tail.skip_to(oldest)
         try:
             return tail.window()
-        except LogGone:
+        except LogDropped:
             tail.skip_to(tail.firsts()[0])
             if all(each.next > self.next for each in self._tails.values()):
                 raise
             return FollowedWindow([], full=False)
 
     def _committed_since(self, windows: Mapping[str, FollowedWindow]) -> Iterator[FollowedFrame]:
-        end = self._committed([*windows.values()])
+        end = self._commit_end([*windows.values()])
         if end is None or end[0] < self.next:
             return
         for window in windows.values():
-            have = [each for each in window.held if each.index >= self.next]
+            have = [each for each in window.frames if each.index >= self.next]
             if any((each.index, each.epoch) == end for each in have) and (
                 have[0].index == self.next
             ):
                 for each in takewhile(lambda each: each.index <= end[0], have):
                     yield each
-                    self._passed[each.index] = (each.epoch, each.crc32)
+                    self._returned[each.index] = (each.epoch, each.crc32)
                     self.next = LogIndex(each.index + 1)
                 return
 
-    def _committed(self, windows: Sequence[FollowedWindow]) -> tuple[LogIndex, Epoch] | None:
+    def _commit_end(self, windows: Sequence[FollowedWindow]) -> tuple[LogIndex, Epoch] | None:
         if self._applied is None:
-            return committed(windows, self._majority)
+            return commit_end(windows, self._majority)
         # Entries that were appended after the window was read wait for the next look.
         known = self._applied()
-        mine = [(each.index, each.epoch) for each in windows[0].held if each.index <= known]
+        mine = [(each.index, each.epoch) for each in windows[0].frames if each.index <= known]
         return mine[-1] if mine else None
 
     def _compare(self, node: str, window: FollowedWindow) -> Iterator[Divergence]:
         """Let a tail pass the committed entries; yield its differing ones."""
         tail = self._tails[node]
         last: FollowedFrame | None = None
-        for each in takewhile(lambda each: each.index < self.next, window.held):
-            epoch, crc32 = self._passed.get(each.index, (each.epoch, each.crc32))
+        for each in takewhile(lambda each: each.index < self.next, window.frames):
+            epoch, crc32 = self._returned.get(each.index, (each.epoch, each.crc32))
             if each.epoch < epoch:
                 break  # a deposed leader appended it: the node will cut it
             if (each.epoch, each.crc32) != (epoch, crc32):
@@ -242,4 +243,4 @@ class Follower:
                 yield Divergence(node, each.index, detail)
             last = each
         if last is not None:
-            tail.has_passed(last)
+            tail.continue_after(last)

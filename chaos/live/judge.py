@@ -127,9 +127,9 @@ class Judge(StoryBook):
         self._gaps: deque[tuple[int, int]] = deque(maxlen=100)
         """(begin, end) of the last pauses of the log for more than `overdue_ms`."""
         self._queues: dict[int, WatchedQueue] = {}
-        self._ended: deque[tuple[int, npt.NDArray[np.void]]] = deque()
+        self._ended_timers: deque[tuple[int, npt.NDArray[np.void]]] = deque()
         """(time, timers that ended without a firing) of the last while."""
-        self._left: list[tuple[GroupStory, npt.NDArray[np.void], bool]] = []
+        self._ended_messages: list[tuple[GroupStory, npt.NDArray[np.void], bool]] = []
         """Acked and expired messages of the witness's groups since the last step."""
         self._groups_ms: list[int] = []
         """When each group was made."""
@@ -145,17 +145,17 @@ class Judge(StoryBook):
             return
         ended = np.zeros(len(rows), ENDED)
         ended["seq"], ended["end"] = rows["seq"], columns["end"]
-        self._ended.append((self.clock_ms, ended))
+        self._ended_timers.append((self.clock_ms, ended))
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Note messages of topics of dead letters, and redriven ones."""
         del group, offsets, columns
         self._queue(int(rows["topic"][0])).add(rows, self.clock_ms)
 
-    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+    def messages(self, table: str, group: GroupStory, rows: Any) -> None:
         """Note acks of the witness, and messages that expired before it acked them."""
-        if group.name == WITNESS_GROUP and what != "returns" and len(rows):
-            self._left.append((group, rows, what == "expired"))
+        if group.name == WITNESS_GROUP and table != "returns" and len(rows):
+            self._ended_messages.append((group, rows, table == "expired"))
 
     def _queue(self, topic: int) -> WatchedQueue:
         return self._queues.setdefault(topic, WatchedQueue())
@@ -192,7 +192,7 @@ class Judge(StoryBook):
         for queue in self._queues.values():
             queue.settle()
 
-    def judged(
+    def violations(
         self,
         given: Mapping[str, Given],
         reaches: Mapping[str, int],
@@ -209,7 +209,7 @@ class Judge(StoryBook):
             self._violation("diverged_entries", detail=f"{e.node} at {e.index}: {e.detail}")
             for e in divergences
         ]
-        found += [*self._follow_groups(), *self._judged(given)]
+        found += [*self._follow_groups(), *self._judge_messages(given)]
         if self._epoch_ms is not None:
             found += [*self._lost(reaches, self._epoch_ms), *self._late(self._epoch_ms)]
         for group, offset, failures, index in self.story.moved_early:
@@ -237,7 +237,7 @@ class Judge(StoryBook):
             below = len(rows) if group.over else max(0, group.start - queue.base)
             rows["excused"][:below] = True
             rows["excused"][below:] = False
-        for group, left, expired in self._left:
+        for group, left, expired in self._ended_messages:
             queue = self._queue(group.topic)
             at, known = queue.places(left["queue_offset"])
             if group.group_id != queue.group or not known.any():
@@ -249,11 +249,11 @@ class Judge(StoryBook):
                 early = gone["time_ms"] < rows["due_ms"] + gone["ttl_ms"]
                 detail = "expired before its time to live was over"
                 yield from self._each("expired_early", group.topic, rows[early], detail)
-        self._left.clear()
+        self._ended_messages.clear()
 
     # ---- messages that came
 
-    def _judged(self, given: Mapping[str, Given]) -> Iterator[Violation]:
+    def _judge_messages(self, given: Mapping[str, Given]) -> Iterator[Violation]:
         for name, messages in given.items():
             mine = messages
             topics = [number for number, known in self.story.topics.items() if known == name]
@@ -261,24 +261,24 @@ class Judge(StoryBook):
                 queue = self._queue(topic)
                 at, known = queue.places(mine["queue_offset"])
                 known[known] = queue.rows["seq"][at[known]] == mine["seq"][known]
-                yield from self._came(topic, queue, at[known], mine[known])
+                yield from self._match(topic, queue, at[known], mine[known])
                 mine = mine[~known]
             begin = max((self._queue(topic).base for topic in topics), default=0)
             for row in mine:
-                yield from self._astray(begin, name, row)
+                yield from self._judge_astray(begin, name, row)
 
-    def _came(self, topic: int, queue: WatchedQueue, at: I64, told: Given) -> Iterator[Violation]:
+    def _match(self, topic: int, queue: WatchedQueue, at: I64, came: Given) -> Iterator[Violation]:
         """Judge messages at the offsets of the log."""
-        rows, out_ms = queue.rows[at], told["handed_out_ms"]
+        rows, out_ms = queue.rows[at], came["handed_out_ms"]
         queue.rows["came"][at] = True
         late_ms = rows["ended_ms"] + self.overdue_ms  # a deposed leader may deliver for a while
         after = (rows["ended_ms"] > 0) & (out_ms > late_ms)
         _, deleted_ms = self.story.deleted.get(topic, (0, out_ms.max(initial=0)))
-        differ = told["fired_at_ms"] != rows["fired_ms"]
-        differ |= told["due_ms"] != rows["due_ms"]
+        differ = came["fired_at_ms"] != rows["fired_ms"]
+        differ |= came["due_ms"] != rows["due_ms"]
         for kind, which, detail in (
             ("delivered_late", rows["lost"], "was reported as lost"),
-            ("early", told["fired_at_ms"] < rows["due_ms"], "fired before its due time"),
+            ("early", came["fired_at_ms"] < rows["due_ms"], "fired before its due time"),
             ("diverged", differ, "delivered with other times than in the log"),
             ("expired_delivered", after & rows["expired"], "delivered after it had expired"),
             ("acked_again", after & ~rows["expired"], "delivered after its ack"),
@@ -298,29 +298,29 @@ class Judge(StoryBook):
             over[at] = out_ms[at] >= rows["due_ms"][at] + ttl_ms[in_force].max()
         return over
 
-    def _astray(self, begin: int, topic: str, told: np.void) -> Iterator[Violation]:
+    def _judge_astray(self, begin: int, topic: str, message: np.void) -> Iterator[Violation]:
         """Yield the fault of a message that is not in the log's queue at its offset.
 
         A message of an offset below `begin` is forgotten.
         """
-        seq, due_ms = int(told["seq"]), int(told["due_ms"])
+        seq, due_ms = int(message["seq"]), int(message["due_ms"])
         found = [
             queue.base + place
             for queue in self._queues.values()
             for place in np.flatnonzero(queue.rows["seq"] == seq).tolist()
         ]
         end = self.story.state_of(due_ms, seq)
-        for _, ended in self._ended:
+        for _, ended in self._ended_timers:
             end = int(ended["end"][ended["seq"] == seq][0]) if seq in ended["seq"] else end
-        if told["fired_at_ms"] < due_ms:
+        if message["fired_at_ms"] < due_ms:
             yield self._violation("early", topic, seq, due_ms, "fired before its due time")
         elif found:
-            detail = f"at queue offsets {found[0]} and {told['queue_offset']}"
+            detail = f"at queue offsets {found[0]} and {message['queue_offset']}"
             yield self._violation("duplicate_fire", topic, seq, due_ms, detail)
         elif end is not None:
             kind = _DELIVERED.get(end, "phantom")
             yield self._violation(kind, topic, seq, due_ms, f"by the log: {ENDS[end]}")
-        elif told["queue_offset"] >= begin:
+        elif message["queue_offset"] >= begin:
             yield self._violation("phantom", topic, seq, due_ms, "the log has no such timer")
 
     # ---- messages and timers that did not come
@@ -334,39 +334,39 @@ class Judge(StoryBook):
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])
             since_ms = self._groups_ms[queue.group - 1] if queue.group else 0
             could_ms = np.maximum(rows["fired_ms"], max(epoch_ms, since_ms))
-            lost &= could_ms <= min(reach_ms - self.overdue_ms, self._served(self.overdue_ms))
+            lost &= could_ms <= min(reach_ms - self.overdue_ms, self._served_since(self.overdue_ms))
             rows["lost"] |= lost
             yield from self._each("lost", topic, rows[lost], "fired, and not delivered")
 
     def _late(self, epoch_ms: int) -> Iterator[Violation]:
         """Yield timers that no FIRE covers, though a leader had the time."""
-        before_ms = self._served(self.overdue_ms)
+        before_ms = self._served_since(self.overdue_ms)
         if epoch_ms > before_ms:
             return
-        resumed_ms = self._served(self.overdue_ms + RELEASE_MS)
+        resumed_ms = self._served_since(self.overdue_ms + RELEASE_MS)
         held_ms = resumed_ms + RELEASE_MS if epoch_ms <= resumed_ms else 0
         rows = self.story.overdue(before_ms, held_ms)
         rows = rows[rows["time_ms"] <= before_ms]
         for topic in np.unique(rows["topic"]).tolist():
             yield from self._each("late", topic, rows[rows["topic"] == topic], "no FIRE covers it")
 
-    def _served(self, left_ms: int) -> int:
+    def _served_since(self, for_ms: int) -> int:
         """Return the latest time since which the leader has served for `left_ms`.
 
         In a gap the log's clock may have jumped: half of `overdue_ms` counts, at the gap's begin.
         """
         at_ms = self.clock_ms
         for begin_ms, end_ms in reversed(self._gaps):
-            if at_ms - end_ms >= left_ms:
+            if at_ms - end_ms >= for_ms:
                 break
-            left_ms -= at_ms - end_ms
+            for_ms -= at_ms - end_ms
             at_ms = begin_ms + self.overdue_ms // 2
-        return at_ms - left_ms
+        return at_ms - for_ms
 
     def _forget(self) -> None:
         before_ms = self.clock_ms - self.horizon_ms
-        while self._ended and self._ended[0][0] < before_ms:
-            self._ended.popleft()
+        while self._ended_timers and self._ended_timers[0][0] < before_ms:
+            self._ended_timers.popleft()
         for queue in self._queues.values():
             queue.forget(before_ms)
 

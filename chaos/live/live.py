@@ -30,7 +30,7 @@ from urllib.request import urlopen
 
 from chaos.history.history import RunFolder, now_ms
 from chaos.live import judge
-from chaos.live.follow import Follower, LogGone
+from chaos.live.follow import Follower, LogDropped
 from chaos.live.judge import Judge
 from chaos.live.recorded_messages import LIVE, RecordedMessages
 from timer.model.timer_errors import StorageError
@@ -139,13 +139,13 @@ class LiveAudit:
         """Judge the present state; return how many entries are new.
 
         Raises:
-            LogGone: no log has the next entry any more.
+            LogDropped: no log has the next entry any more.
             ValueError: an entry can't be replayed, or a line of the witness is malformed.
         """
         frames, divergences = self._follower.poll()
         self.judge.apply(each.frame for each in frames)
         given, reaches = self._messages.read(self.judge.clock_ms)
-        found = self.judge.judged(given, reaches, divergences)
+        found = self.judge.violations(given, reaches, divergences)
         self._sink.write(each._asdict() for each in found)
         readings = {"the log's clock": self.judge.clock_ms}
         if written_ms := self._messages.written_ms:
@@ -184,7 +184,7 @@ def run_live(args: argparse.Namespace) -> int:
         while not stopped:
             if audit.step() < BACKLOG:
                 time.sleep(POLL_S)
-    except (LogGone, StorageError, ValueError, OSError) as wrong:
+    except (LogDropped, StorageError, ValueError, OSError) as wrong:
         print(f"live audit: {wrong}", file=sys.stderr)
         return 2
     return 0

@@ -71,14 +71,14 @@ class GroupStory:
     acked_count: int = 0
     done: int = 0
     """Messages from `start` on that were acked or expired."""
-    kept: int = 0
+    oldest: int = 0
     """The first offset that the topic retained when the group began."""
     type: str = SHARED
     over: bool = False
     """The group was deleted, its topic was deleted, or a seek gave it another id."""
     deleted: bool = False
     """The group itself was deleted, not its topic."""
-    again: bool = False
+    later_life: bool = False
     """An earlier group of this name and topic was sought or deleted."""
     settings: list[GroupSettings] = field(default_factory=list)
     """The settings at the creation and after each ALTER."""
@@ -88,35 +88,35 @@ class GroupStory:
     """The offset of element 0 of the array."""
     _messages: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, _MESSAGE))
 
-    def sought(self, group_id: int, start: int, kept: int, queue_end: int) -> "GroupStory":
+    def next_life(self, group_id: int, start: int, oldest: int, queue_end: int) -> "GroupStory":
         """End this life; return the next one, which begins at another offset under another id.
 
         Messages that may have been delivered count as delivered once in the next life.
         """
         self.over = True
         mark = min(max(self.reserved, self.delivered_to), queue_end)
-        anew = GroupStory(
+        life = GroupStory(
             group_id, self.topic, self.name, start, start, start, mark,
-            base=start, kept=kept, type=self.type, again=True, settings=[*self.settings],
+            base=start, oldest=oldest, type=self.type, later_life=True, settings=[*self.settings],
         )  # fmt: skip
-        anew._marks = [mark] if mark > start else []
-        return anew
+        life._marks = [mark] if mark > start else []
+        return life
 
     def ack(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
         """Apply the acks of reserved offsets that are not acked yet; return them (ACK)."""
-        at = self._open(offsets)
+        at = self._open_places(offsets)
         self.acked_count += len(at)
-        return self._done(at, item)
+        return self._end_messages(at, item)
 
     def expire(self, offsets: U64, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
         """Expire offsets, delivered or not; return them (EXPIRED)."""
         below = int(offsets.max(initial=0)) + 1
-        at = self._open(offsets, max(self.reserved, self.delivered_to, below))
-        expired = self._done(at, item, EXPIRED)
+        at = self._open_places(offsets, max(self.reserved, self.delivered_to, below))
+        expired = self._end_messages(at, item, EXPIRED)
         expired["ttl_ms"] = ttl_ms
         return expired
 
-    def _done(
+    def _end_messages(
         self, at: npt.NDArray[np.int64], item: Entry, dtype: "np.dtype[np.void]" = ACK
     ) -> npt.NDArray[np.void]:
         self._messages["acked"][at] = True
@@ -135,7 +135,7 @@ class GroupStory:
         self, why: str, offsets: U64, item: Entry, not_before_ms: I64 | None = None
     ) -> npt.NDArray[np.void]:
         """Count an attempt more for offsets that came back without an ack; return them (RETURN)."""
-        at = self._open(offsets)
+        at = self._open_places(offsets)
         returns = np.zeros(len(at), RETURN)
         returns["queue_offset"] = at + self.base
         returns["attempts"] = self._attempts(at)
@@ -151,7 +151,7 @@ class GroupStory:
 
     def failures(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Return the number of failures of messages without an ack, (n, int64), in their order."""
-        at = self._open(offsets)
+        at = self._open_places(offsets)
         failed = np.zeros(len(offsets), np.int64)
         known = np.isin(offsets.astype(np.int64), at + self.base)
         failed[known] = self._messages["failed"][offsets[known].astype(np.int64) - self.base]
@@ -176,7 +176,7 @@ class GroupStory:
         self.delivered_to = max(self.delivered_to, offset)
         self.reserved = self.cursor
 
-    def _open(self, offsets: U64, below: int | None = None) -> npt.NDArray[np.int64]:
+    def _open_places(self, offsets: U64, below: int | None = None) -> npt.NDArray[np.int64]:
         """Return the places in the arrays of offsets without an ack, each once.
 
         Only offsets that are reserved, or lie below `below` if it is given.

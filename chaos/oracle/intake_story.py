@@ -63,16 +63,16 @@ class IntakeStory:
         if len(self.tokens) > len(self.last_sequence):
             tokens = self.tokens.items()
             self.tokens = {token: number for token, number in tokens if number in self.used_at_ms}
-        over = [text for text in self.requests if self.remembered(text, item.time_ms) is None]
+        over = [text for text in self.requests if self.known_request(text, item.time_ms) is None]
         for text in over:
             del self.requests[text]
 
-    def remembered(self, text: bytes, now_ms: int) -> RequestId | None:
+    def known_request(self, text: bytes, now_ms: int) -> RequestId | None:
         """Return the request for which an id is remembered. None: it is not."""
         known = self.requests.get(text)
         return None if known is None or known.until_ms < now_ms else known
 
-    def taken(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
+    def timer_rows(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
         """Return a mask of the rows of a SCHEDULE that become timers.
 
         `nowhere`: a mask of the rows of deleted topics.
@@ -82,7 +82,7 @@ class IntakeStory:
         lost = nowhere.any()
         self.repeats = []
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
-            known = self.remembered(request.text, item.time_ms) if request else None
+            known = self.known_request(request.text, item.time_ms) if request else None
             self.repeats.append(bool(known and request and known.body == request.body))
             producer, sequence, size, *_ = head
             part = slice(start, start + size)

@@ -26,7 +26,7 @@ READY: Final = ("ready_max", "ready_bytes_max")
 
 
 @dataclass(slots=True)
-class PolicyFields:
+class ScopeFields:
     """The fields that each scope sets."""
 
     records: dict[Scope, ScopePolicy] = field(default_factory=dict)

@@ -50,21 +50,21 @@ class QueueStory:
         self.end += count
         return first
 
-    def let_go(self, below: int) -> None:
+    def drop_below(self, below: int) -> None:
         """Delete all messages before an offset."""
         self.begin = max(self.begin, below)
         while len(self.stretches) > 1 and self.stretches[1][1] <= self.begin:
             del self.stretches[0]
 
-    def acked(self, cursors: Sequence[int]) -> None:
+    def drop_acked(self, cursors: Sequence[int]) -> None:
         """Delete acked messages after cursors moved."""
         if cursors and not self.retention_ms:
-            self.let_go(min(cursors))
+            self.drop_below(min(cursors))
 
     def checkpoint(self, cursors: Sequence[int], at_ms: int) -> None:
         """Delete messages that are old enough, if the topic has a retention."""
         if cursors and not self.retention_ms:
-            self.acked(cursors)
+            self.drop_acked(cursors)
             return
         retained_ms = WEEK_MS if self.retention_ms is None else self.retention_ms
         below, following = self.begin, [first for _, first in self.stretches[1:]]
@@ -72,4 +72,4 @@ class QueueStory:
             if end_ms > at_ms - retained_ms:
                 break
             below = first
-        self.let_go(min([below, *cursors]))
+        self.drop_below(min([below, *cursors]))

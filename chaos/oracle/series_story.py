@@ -93,7 +93,7 @@ class SeriesStory:
     """Its time."""
     rows: list[OccurrenceRow] = field(default_factory=list)
     changes: list[SeriesChange] = field(default_factory=list)
-    _of: dict[Timer, int] = field(default_factory=dict)
+    _number_of: dict[Timer, int] = field(default_factory=dict)
     """Pending occurrence -> its series."""
 
     def change(self, op: SeriesOp, topics: Iterable[int]) -> Timer | None:
@@ -104,7 +104,7 @@ class SeriesStory:
                 self.made += 1
                 made = OneSeries(op.topic, op.key, op.spec, op.last_ms, self.now_ms)
                 self.series[self.made] = made
-                self._changed(made, "create_series", op.spec.pack())
+                self._note_change(made, "create_series", op.spec.pack())
             return None
         one = self.series.get(op.series)
         if one is None:
@@ -116,17 +116,17 @@ class SeriesStory:
             except InvalidRequestError:
                 return None
             one.spec, one.over, one.last_ms = spec, False, op.last_ms or one.last_ms
-            self._changed(one, "alter_series", dict(op.changes))
+            self._note_change(one, "alter_series", dict(op.changes))
         else:
-            self._changed(one, "delete_series", {})
+            self._note_change(one, "delete_series", {})
         cancelled, one.pending, one.since_ms = one.pending, None, self.now_ms
         if cancelled is not None:
-            del self._of[cancelled]
+            del self._number_of[cancelled]
         if isinstance(op, DeleteSeries):
             del self.series[op.series]
         return cancelled
 
-    def _changed(self, one: OneSeries, op: str, fields: dict[str, Any]) -> None:
+    def _note_change(self, one: OneSeries, op: str, fields: dict[str, Any]) -> None:
         if "misfire" in fields:
             fields["misfire"] = Misfire(fields["misfire"]).name.lower()
         said = {name: value for name, value in fields.items() if not isinstance(value, bytes)}
@@ -149,7 +149,7 @@ class SeriesStory:
                 continue
             self._note(number, first_seq + at, planned_ms, untrue=untrue)
             one.pending, one.planned_ms = (due_ms, first_seq + at), planned_ms
-            self._of[one.pending] = number
+            self._number_of[one.pending] = number
             taken.append(at)
         return taken
 
@@ -176,27 +176,27 @@ class SeriesStory:
         own = encode_headers({**named, "timer-occurrence": str(number)})
         return len(one.spec.payload), len(one.spec.headers) + len(own)
 
-    def ended(self, timers: Iterable[Timer]) -> None:
+    def note_ends(self, timers: Iterable[Timer]) -> None:
         """Note timers that fired, or that ended if they were pending."""
-        for timer in timers if self._of else ():
-            if (number := self._of.pop(timer, 0)) != 0:
+        for timer in timers if self._number_of else ():
+            if (number := self._number_of.pop(timer, 0)) != 0:
                 one = self.series[number]
                 one.pending, one.since_ms, one.last_ms = None, self.now_ms, one.planned_ms
                 one.ended += 1
 
-    def moved(self, old: Timer, new: Timer) -> None:
+    def note_move(self, old: Timer, new: Timer) -> None:
         """Note a rescheduled timer."""
-        if (number := self._of.pop(old, 0)) != 0:
-            self._of[new] = number
+        if (number := self._number_of.pop(old, 0)) != 0:
+            self._number_of[new] = number
             self.series[number].pending = new
             self._note(number, new[1], None, untrue=False)
 
-    def gone(self, topic: int) -> None:
+    def delete_topic(self, topic: int) -> None:
         """Delete the series of a topic that was deleted."""
         for number in [number for number, one in self.series.items() if one.topic == topic]:
             one = self.series.pop(number)
             if one.pending is not None:
-                del self._of[one.pending]
+                del self._number_of[one.pending]
 
 
 def is_next(one: OneSeries, planned_ms: int, now_ms: int) -> bool:

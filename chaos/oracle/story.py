@@ -53,7 +53,7 @@ from chaos.oracle.group_story import ENDED, NACKED, RECALLED, GroupStory
 from chaos.oracle.held_story import HeldStory
 from chaos.oracle.intake_story import IntakeStory
 from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, RemovedRows, Rows, WaitingRows
-from chaos.oracle.policy_story import PolicyFields, QuotaStory
+from chaos.oracle.policy_story import QuotaStory, ScopeFields
 from chaos.oracle.queue_story import QueueStory
 from chaos.oracle.series_story import SeriesStory
 from timer.entries import payloads
@@ -125,10 +125,10 @@ class StoryBook:
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Add messages that a MOVE took from these offsets of a group (tables.py)."""
 
-    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+    def messages(self, table: str, group: GroupStory, rows: Any) -> None:
         """Add messages of a group, as group_story.py has them.
 
-        `what`: `acks` that counted (ACK), `returns` from consumers (RETURN), `expired` (EXPIRED).
+        `table`: `acks` that counted (ACK), `returns` from consumers (RETURN), `expired` (EXPIRED).
         """
 
     def payloads(self, marks: I64, crcs: I64) -> None:
@@ -158,7 +158,7 @@ class LogStory:
         """The contents of every EPOCH entry."""
         self.checkpoints: list[tuple[int, int, int, int]] = []
         """(index, time, timers, fired ones) at every CHECKPOINT entry."""
-        self.kept: dict[int, QueueStory] = {}
+        self.queues: dict[int, QueueStory] = {}
         """Topic -> its queue."""
         self.policies: list[tuple[Scope, int, str]] = []
         """(scope, index, JSON of all its fields from then on) of every POLICY entry."""
@@ -175,13 +175,13 @@ class LogStory:
         self.quotas = QuotaStory(self._ready)
         self._book, self._checksums = book, checksums
         self._pending = WaitingRows(spill, rows_max=pending_max)
-        self._said = PolicyFields()
+        self._fields = ScopeFields()
         self.intake = IntakeStory()
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
         """Seq of a timer with a key -> its key."""
-        self.held = HeldStory(self.topics.__getitem__, self._said)
+        self.held = HeldStory(self.topics.__getitem__, self._fields)
         self.series = SeriesStory()
         self.decided = np.zeros(0, ROW)
         """The rows of the last SCHEDULE with keys. `other` is the timer that had a row's key."""
@@ -207,54 +207,54 @@ class LogStory:
             case EntryKind.TOPIC | EntryKind.PRODUCER | EntryKind.POLICY:
                 self._settings(item)
             case EntryKind.SERIES | EntryKind.OCCURRENCES:
-                self._recurring(item)
+                self._apply_series(item)
             case EntryKind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
                 self.leaders.append(payloads.decode_epoch(item.payload))
                 self.quotas.begin_epoch()
                 for group in self.groups.values():
-                    group.begin_epoch(self.kept[group.topic].end)
+                    group.begin_epoch(self.queues[group.topic].end)
             case EntryKind.CHECKPOINT:
                 self.intake.checkpoint(item)
-                for topic, kept in self.kept.items():
-                    kept.checkpoint(self.cursors(topic), item.time_ms)
+                for topic, queue in self.queues.items():
+                    queue.checkpoint(self.cursors(topic), item.time_ms)
                 self.checkpoints.append((item.index, item.time_ms, self.timers, self.fired))
         self.quotas.count_ready()
 
     def _settings(self, item: Entry) -> None:
         if item.kind is EntryKind.POLICY:
             self._policy(item)
-            self.held.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
+            self.held.policy(item.time_ms, self._topic_ids(), self.last_read_time_ms, self.seqs + 1)
         elif item.kind is EntryKind.TOPIC:
-            said = payloads.decode_topic(item.payload)
-            self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said.name)
+            op = payloads.decode_topic(item.payload)
+            self._delete(item, op) if isinstance(op, DeleteTopic) else self._topic_of(op.name)
         else:
             self.intake.producer(item)
 
-    def _delete(self, item: Entry, said: DeleteTopic) -> None:
-        if said.topic not in self.topics or said.topic in self.deleted:
+    def _delete(self, item: Entry, deletion: DeleteTopic) -> None:
+        if deletion.topic not in self.topics or deletion.topic in self.deleted:
             return
-        self.deleted[said.topic] = item.index, item.time_ms
-        self._pending.drop(said.topic)
-        self.series.gone(said.topic)
-        held = self.held.gone(said.topic)
+        self.deleted[deletion.topic] = item.index, item.time_ms
+        self._pending.drop(deletion.topic)
+        self.series.delete_topic(deletion.topic)
+        held = self.held.delete_topic(deletion.topic)
         self._free(held["due_ms"], held["seq"])
-        self._dropped(held)
+        self._write_dropped(held)
         for group in self.groups.values():
-            if group.topic == said.topic:
+            if group.topic == deletion.topic:
                 group.over = True
 
     def _policy(self, item: Entry) -> None:
-        scope = self._said.apply(item)
-        self.policies.append((scope, item.index, json.dumps(asdict(self._said.records[scope]))))
+        scope = self._fields.apply(item)
+        self.policies.append((scope, item.index, json.dumps(asdict(self._fields.records[scope]))))
         meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
         for topic in meant:
             self._retain(topic, item.time_ms)
             self._note_times(topic, item.time_ms)
 
-    def said_of(self, topic: int, name: str) -> Any:
+    def rule_of(self, topic: int, name: str) -> Any:
         """Return the value of the narrowest scope for a topic; None if no scope sets it."""
-        return self._said.of(name, topic, self.topics[topic])
+        return self._fields.of(name, topic, self.topics[topic])
 
     def life(self, topic: int) -> str:
         """Return a topic's name, with its number if others of that name were deleted before."""
@@ -264,26 +264,26 @@ class LogStory:
 
     def life_of(self, group: GroupStory) -> str:
         """Return a group's name, with its number if an earlier life of it ended."""
-        return f"{group.name}{LIFE}{group.group_id}" if group.again else group.name
+        return f"{group.name}{LIFE}{group.group_id}" if group.later_life else group.name
 
-    def _there(self) -> list[int]:
+    def _topic_ids(self) -> list[int]:
         return [topic for topic in self.topics if topic not in self.deleted]
 
     def _retain(self, topic: int, at_ms: int) -> None:
         """Set a topic's retention, by the narrowest scope, from a moment on."""
-        self.kept[topic].retain(self.said_of(topic, "retention_ms"), at_ms)
+        self.queues[topic].retain(self.rule_of(topic, "retention_ms"), at_ms)
 
     def end(self) -> None:
         """Write the rows that are still pending."""
         for taken in self._pending.rest():
-            self._cancelled(taken)
-            self._ended(taken.fired, PENDING, NONE, NONE)
-        held, late = self.held.left(self.last_read_time_ms)
-        self._ended(held, HELD, NONE, NONE)
-        self._ended(late, PENDING, NONE, NONE)
+            self._write_cancelled(taken)
+            self._write_ends(taken.fired, PENDING, NONE, NONE)
+        held, late = self.held.remaining_rows(self.last_read_time_ms)
+        self._write_ends(held, HELD, NONE, NONE)
+        self._write_ends(late, PENDING, NONE, NONE)
         self.series.end()
 
-    def _ended(
+    def _write_ends(
         self, rows: Rows, end: I64 | int, index: I64 | int, at_ms: I64 | int,
         offsets: I64 | int = NONE,
     ) -> None:  # fmt: skip
@@ -298,7 +298,7 @@ class LogStory:
         resumed more than RELEASE_MS before `resumed_ms`. Some spilled rows are left out.
         """
         rows = self._pending.overdue(due_ms)
-        return np.concatenate([rows, self.held.late(resumed_ms)])
+        return np.concatenate([rows, self.held.late_rows(resumed_ms)])
 
     def pending_of(self, topic: int) -> Rows:
         """Return the pending timers of a topic, held ones included. Spilled rows are left out."""
@@ -323,10 +323,10 @@ class LogStory:
     def _schedule(self, item: Entry) -> None:
         schedule = decode_schedule(item.payload)
         nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
-        taken = self.intake.taken(item, schedule, nowhere)
+        taken = self.intake.timer_rows(item, schedule, nowhere)
         rows = schedule.rows[taken]
         self._note_quotas(item, rows)
-        new = self._numbered(item, len(rows))
+        new = self._numbered_rows(item, len(rows))
         for name in ("due_ms", "topic", "payload_size"):
             new[name] = rows[name]
         new["size"] = row_bytes(rows)
@@ -338,17 +338,17 @@ class LogStory:
             column = gather(rows[keyed], {0: item.payload}, "key")
             new["key"][keyed] = hashed(rows["topic"][keyed], column)
             modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
-            new = self._decided(item, new, keyed, modes)
+            new = self._decide_keys(item, new, keyed, modes)
         self._admit(item, new)
 
-    def _recurring(self, item: Entry) -> None:
+    def _apply_series(self, item: Entry) -> None:
         if item.kind is EntryKind.SERIES:
-            cancelled = self.series.change(decode_series(item.payload), self._there())
+            cancelled = self.series.change(decode_series(item.payload), self._topic_ids())
             if cancelled is not None:
                 self._end(item, cancelled, CANCELLED)
             return
         planned = decode_occurrences(item.payload)
-        new = self._numbered(item, len(planned.series))
+        new = self._numbered_rows(item, len(planned.series))
         taken = self.series.occur(planned, int(new["seq"][0]))
         for at in taken:
             series, number = int(planned.series[at]), int(planned.number[at])
@@ -361,32 +361,32 @@ class LogStory:
 
     def _note_times(self, topic: int, at_ms: int) -> None:
         """Note a topic's policies about due times, from a moment on."""
-        rates = (int(self.said_of(topic, f"{whose}_rate_max") or 0) for whose in ("topic", "group"))
+        rates = (int(self.rule_of(topic, f"{whose}_rate_max") or 0) for whose in ("topic", "group"))
         _note(self.ttls.setdefault(topic, []), (at_ms, self._ttl_ms(topic)))
         _note(self.rates.setdefault(topic, []), (at_ms, *rates))
         spans = self.pauses.setdefault(topic, [])
         paused, was_paused = (
-            bool(self.said_of(topic, "paused")),
+            bool(self.rule_of(topic, "paused")),
             spans[-1:] and spans[-1][1] == NEVER,
         )
         if paused and not was_paused:
             spans.append((at_ms, NEVER))
         elif was_paused and not paused:
             spans[-1] = spans[-1][0], at_ms
-        said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min", "jitter_ms"))
+        said = (self.rule_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min", "jitter_ms"))
         self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))
 
     def _note_quotas(self, item: Entry, rows: RowArray) -> None:
-        said = self._said.records.values()
+        said = self._fields.records.values()
         if any(getattr(policy, name) is not None for policy in said for name in QUOTAS):
-            self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.said_of)
+            self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.rule_of)
 
     def _ready(self, topic: int) -> int:
         """Return the most messages that one group of a topic has not acked; 0 without groups."""
         groups = [g for g in self.groups.values() if g.topic == topic and not g.over]
-        return max((self.kept[topic].end - g.start - g.done for g in groups), default=0)
+        return max((self.queues[topic].end - g.start - g.done for g in groups), default=0)
 
-    def _numbered(self, item: Entry, count: int) -> Rows:
+    def _numbered_rows(self, item: Entry, count: int) -> Rows:
         """Return rows with the next seqs, scheduled by this entry."""
         new = np.zeros(count, ROW)
         new["index"], new["time_ms"] = item.index, item.time_ms
@@ -394,7 +394,7 @@ class LogStory:
         self.seqs += count
         return new
 
-    def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
+    def _decide_keys(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
         """Make keys unique; write the rows that become no timers, return the others."""
         self.decided, keys = new, new["key"][keyed].tolist()
         updates = (modes[keyed] == OnConflict.UPDATE).any()
@@ -420,7 +420,7 @@ class LogStory:
             self._hold(new[at : at + 1])
         for end in (REJECTED, KEPT):
             rows = new[ends == end]
-            self._ended(rows, end, item.index, item.time_ms)
+            self._write_ends(rows, end, item.index, item.time_ms)
         made: Rows = new[ends == PENDING]
         return made
 
@@ -448,7 +448,7 @@ class LogStory:
         self.timers += len(new)
         due = new["due_ms"] <= self.last_read_time_ms
         held = due & self.held.holds(new["topic"])
-        past = held & self.held.past(new)
+        past = held & self.held.is_past(new)
         self.held.add(new[past])
         self._enqueue(item, new[due & ~held])
         self._pending.add(new[~due | (held & ~past)])
@@ -463,28 +463,28 @@ class LogStory:
         if taken.limited:
             self.last_read_time_ms, last = (taken.fired[of].item(-1) for of in ("due_ms", "seq"))
         self.held.position = self.last_read_time_ms, last
-        self._cancelled(taken)
+        self._write_cancelled(taken)
         self._free(taken.dropped["due_ms"], taken.dropped["seq"])
         held = self.held.holds(taken.fired["topic"])
         self.held.add(taken.fired[held])
-        self._fires(item, taken.fired[~held])
+        self._fire_rows(item, taken.fired[~held])
         bounded = self.leaders and self.leaders[-1].level >= 2
         topics_max = max(fire.topics_max // 2, 1) if bounded else SEQ_MAX
-        for gone in self.held.sweep(fire.rows_max, fire.bytes_max, topics_max):
-            if gone.fired:
-                self._fires(item, gone.rows)
+        for freed in self.held.sweep(fire.rows_max, fire.bytes_max, topics_max):
+            if freed.fired:
+                self._fire_rows(item, freed.rows)
             else:
-                self._ended_held(item, gone.rows, DROPPED)
+                self._end_held(item, freed.rows, DROPPED)
 
-    def _fires(self, item: Entry, rows: Rows) -> None:
+    def _fire_rows(self, item: Entry, rows: Rows) -> None:
         keyed = rows[rows["key"] != 0]
         self._free(keyed["due_ms"], keyed["seq"])
         self._enqueue(item, rows)
 
-    def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
+    def _end_held(self, item: Entry, rows: Rows, end: int) -> None:
         self._free(rows["due_ms"], rows["seq"])
-        self.series.ended(timers_of(rows))
-        self._ended(rows, end, item.index, item.time_ms)
+        self.series.note_ends(timers_of(rows))
+        self._write_ends(rows, end, item.index, item.time_ms)
 
     def _enqueue(self, item: Entry, rows: Rows) -> None:
         """Fire rows, in this order."""
@@ -494,12 +494,12 @@ class LogStory:
         for topic in np.unique(rows["topic"]).tolist():
             mine = rows["topic"] == topic
             count = int(np.count_nonzero(mine))
-            start = self.kept[topic].fire(count, item.time_ms)
+            start = self.queues[topic].fire(count, item.time_ms)
             offsets[mine] = np.arange(start, start + count)
             self.quotas.touched.add(topic)
         self.fired += len(rows)
-        self.series.ended(timers_of(rows))
-        self._ended(rows, FIRED, item.index, item.time_ms, offsets)
+        self.series.note_ends(timers_of(rows))
+        self._write_ends(rows, FIRED, item.index, item.time_ms, offsets)
 
     def _cancel(self, item: Entry) -> None:
         targets = payloads.decode_cancel(item.payload)
@@ -514,19 +514,19 @@ class LogStory:
 
     def _reschedule(self, item: Entry) -> None:
         order = payloads.decode_reschedule(item.payload)
-        new = self._numbered(item, len(order.due_ms))
+        new = self._numbered_rows(item, len(order.due_ms))
         moved: list[int] = []
-        asked: set[tuple[int, int]] = set()
+        targeted: set[tuple[int, int]] = set()
         size = 0
         for at, target in enumerate(self.holders_of(order.targets)):
-            if target is None or target in asked or (old := self._find(target)) is None:
+            if target is None or target in targeted or (old := self._find(target)) is None:
                 continue
-            asked.add(target)
+            targeted.add(target)
             size += int(old["payload_size"])
             if moved and size > MOVED_BYTES_MAX:
                 continue
             moved.append(at)
-            self.series.moved(target, (int(order.due_ms[at]), int(new["seq"][at])))
+            self.series.note_move(target, (int(order.due_ms[at]), int(new["seq"][at])))
             for name in ("mark", "key", "topic", "size", "payload_size"):
                 new[name][at] = old[name]
             new["old_due_ms"][at], new["other"][at] = target
@@ -557,32 +557,32 @@ class LogStory:
         """End the pending ones of n timers."""
         held, others = self.held.split(due_ms, seq)
         if len(held):
-            self._ended_held(item, held, end)
+            self._end_held(item, held, end)
             due_ms, seq = due_ms[others], seq[others]
         self._free(due_ms, seq)
-        self.series.ended(zip(due_ms.tolist(), seq.tolist(), strict=True))
+        self.series.note_ends(zip(due_ms.tolist(), seq.tolist(), strict=True))
         rows = np.zeros(len(seq), ROW)
         rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
         rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
         self._pending.add(rows)
 
-    def _cancelled(self, taken: RemovedRows) -> None:
+    def _write_cancelled(self, taken: RemovedRows) -> None:
         """Write the rows that ended before their time. The first end counts."""
-        self._dropped(taken.dropped)
+        self._write_dropped(taken.dropped)
         rows, by = taken.cancelled, taken.tombstones
         if len(rows) and self.deleted:
             since = np.array([self.deleted.get(t, (NEVER,))[0] for t in rows["topic"].tolist()])
             late = since < by["index"]
-            self._dropped(rows[late])
+            self._write_dropped(rows[late])
             rows, by = rows[~late], by[~late]
         if len(rows):
-            self._ended(rows, by["mark"], by["index"], by["time_ms"])
+            self._write_ends(rows, by["mark"], by["index"], by["time_ms"])
 
-    def _dropped(self, rows: Rows) -> None:
+    def _write_dropped(self, rows: Rows) -> None:
         for topic in np.unique(rows["topic"]).tolist():
             index, at_ms = self.deleted[topic]
             mine = rows[rows["topic"] == topic]
-            self._ended(mine, DROPPED, index, at_ms)
+            self._write_ends(mine, DROPPED, index, at_ms)
 
     # ---- groups
 
@@ -637,11 +637,11 @@ class LogStory:
                 below = np.arange(group.cursor, offset, dtype=np.uint64)
                 gone = group.expire(below, item, self._ttl_ms(op.topic))
                 self._book.messages("expired", group, gone)
-        self.kept[op.topic].let_go(offset)
+        self.queues[op.topic].drop_below(offset)
         self.quotas.touched.add(op.topic)
 
     def _ttl_ms(self, topic: int) -> int:
-        return int(self.said_of(topic, "ttl_ms") or 0)
+        return int(self.rule_of(topic, "ttl_ms") or 0)
 
     def _ack(self, item: Entry, op: GroupOp, group: GroupStory) -> npt.NDArray[np.bool_]:
         """Apply an ack of different offsets; return for which of them it was new (n, bool)."""
@@ -652,7 +652,7 @@ class LogStory:
 
     def _trim(self, topic: int) -> None:
         """Delete messages that every group has acked: a later group does not start before them."""
-        self.kept[topic].acked(self.cursors(topic))
+        self.queues[topic].drop_acked(self.cursors(topic))
         self.quotas.touched.add(topic)
 
     def cursors(self, topic: int) -> list[int]:
@@ -661,10 +661,10 @@ class LogStory:
 
     def _seek(self, op: GroupOp, group: GroupStory) -> None:
         """Continue a group at another offset, as another group of the same name."""
-        kept = self.kept[group.topic]
+        kept = self.queues[group.topic]
         start = min(max(int(op.offsets[0]), kept.begin), kept.end)
         number = len(self.groups) + 1
-        self.groups[number] = group.sought(number, start, kept.begin, kept.end)
+        self.groups[number] = group.next_life(number, start, kept.begin, kept.end)
         self._trim(group.topic)
 
     def _move(self, item: Entry, op: Move, group: GroupStory) -> None:
@@ -674,7 +674,7 @@ class LogStory:
         to = self._topic_of(op.to)
         if op.to_group:
             self._create_group(CreateGroup(to, op.to_group, GroupStart.EARLIEST, MOVED_GROUP))
-        new = self._numbered(item, len(op.offsets))
+        new = self._numbered_rows(item, len(op.offsets))
         if group.over:
             return
         if op.to_group:
@@ -689,7 +689,7 @@ class LogStory:
             for name in ("due_ms", "payload_size"):
                 new[name] = rows[name]
             new["topic"], new["mark"] = to, marks_of(raw, rows)
-            start = self.kept[to].fire(moved, item.time_ms)
+            start = self.queues[to].fire(moved, item.time_ms)
             self._book.carried(
                 group, new[taken], op.offsets[taken].astype(np.int64), redriven=not op.to_group,
                 queue_offset=np.arange(start, start + moved),
@@ -713,10 +713,10 @@ class LogStory:
             if known == name and number not in self.deleted:
                 return TopicId(number)
         made = TopicId(len(self.topics) + 1)
-        self.topics[made], self.kept[made] = name, QueueStory()
+        self.topics[made], self.queues[made] = name, QueueStory()
         self._retain(made, 0)
         self._note_times(made, 0)
-        self.held.made(made)
+        self.held.add_topic(made)
         return made
 
     def _create_group(self, create: CreateGroup) -> None:
@@ -724,13 +724,13 @@ class LogStory:
         known = [group for group in self.groups.values() if (group.topic, group.name) == name]
         if create.topic in self.deleted or not all(group.over for group in known):
             return
-        kept = self.kept[create.topic]
+        kept = self.queues[create.topic]
         self.quotas.touched.add(create.topic)
         start = kept.begin if create.start is GroupStart.EARLIEST else kept.end
         number = len(self.groups) + 1
         self.groups[number] = GroupStory(
-            number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
-            type=create.settings.type, again=bool(known), settings=[create.settings],
+            number, create.topic, create.name, start, start, start, base=start, oldest=kept.begin,
+            type=create.settings.type, later_life=bool(known), settings=[create.settings],
         )  # fmt: skip
 
 

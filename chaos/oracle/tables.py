@@ -181,9 +181,9 @@ class ParquetBook(StoryBook):
         """Add checksums of payloads."""
         self._tables["payloads"].add(len(marks), marks, crcs)
 
-    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
-        """Add messages of a group to the table `what`."""
-        self._tables[what].add(len(rows), group.group_id, rows)
+    def messages(self, table: str, group: GroupStory, rows: Any) -> None:
+        """Add messages of a group to a table."""
+        self._tables[table].add(len(rows), group.group_id, rows)
 
     # ---- columns
 
@@ -263,9 +263,9 @@ def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
 
     groups = [
         (
-            *named(group), group.group_id, group.start, group.kept,
+            *named(group), group.group_id, group.start, group.oldest,
             group.acked_count,
-            group.again or (group.over and group.topic not in story.deleted),
+            group.later_life or (group.over and group.topic not in story.deleted),
             group.over, group.deleted, group.type,
         )
         for group in story.groups.values()

@@ -42,7 +42,7 @@ from chaos.history.history import (
     RUNNING,
     RunFolder,
     leader_kills,
-    leader_kills_told,
+    leader_kills_text,
     read_faults,
 )
 from chaos.spark.session import why_no_java
@@ -357,7 +357,7 @@ class SuiteRun:
         kinds = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))
         some = f"; numbers {spans(struck)} of the plan" if 0 < len(struck) < planned else ""
         self._print(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
-        if kills := leader_kills_told(self._leader_kills):
+        if kills := leader_kills_text(self._leader_kills):
             self._print(kills)
         if late := [each for each in self._missed if each.why == NOT_REACHED]:
             self._print(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")

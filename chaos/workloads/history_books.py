@@ -72,7 +72,7 @@ class Books:
             assert payload == payload_of(mark, self.payload_size), (mark, payload)
             assert content == (asked or Content()), (mark, content, asked)
 
-    def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
+    def count_end(self, marks: Sequence[int], outcome: OpOutcome) -> None:
         """Count the timers of a request that ended."""
         self.asked += len(marks)
         self.unanswered += len(marks) * (outcome is not OpOutcome.OK)

@@ -289,7 +289,7 @@ async def named(clients: WorkloadClients) -> None:
     async for _, count in clients.beats():
         marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         patience_s = clients.chance.choice((0.002, 0.02, PATIENCE_S))
-        await clients.requests.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
+        await clients.requests.send_named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
 
 
 @kind(payload_size=LARGE_SIZE)

@@ -25,9 +25,9 @@ REDRIVE_BEATS: Final = 5
 REDRIVEN: Final = (None, None, 1, 20)
 """The most letters of a redrive; None: all."""
 SOUGHT: Final = "sought"
-ANEW: Final = "anew"
+REMADE: Final = "anew"
 """The group that is deleted and created again."""
-ANEW_BEATS: Final = 14
+REMADE_BEATS: Final = 14
 RULE_BEATS: Final = 24
 """Beats from one change of the retention to the next."""
 KEPT_MS: Final = 60_000
@@ -62,7 +62,7 @@ def _letters_of(clients: WorkloadClients) -> str:
 @kind(
     WorkloadReader(group=SOUGHT, nacks=0.05),
     replace(LATE, group=SOUGHT),
-    WorkloadReader(group=ANEW),
+    WorkloadReader(group=REMADE),
     ONE,
 )
 async def sought(clients: WorkloadClients) -> Rest:
@@ -77,16 +77,16 @@ async def sought(clients: WorkloadClients) -> Rest:
         await clients.schedule(count, SHORT_MS)
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             clients.after(0.0, partial(_alone, one_by_one, partial(_seek, clients)))
-        if number % ANEW_BEATS == ANEW_BEATS - 1:
+        if number % REMADE_BEATS == REMADE_BEATS - 1:
             start: Start = "earliest" if chance.random() < 0.5 else "latest"
-            work = partial(_make_anew, clients, start)
+            work = partial(_remake, clients, start)
             clients.after(0.0, partial(_alone, one_by_one, work))
 
     async def rest() -> bool:
         """Seek both groups far back at the end."""
         if not await requests.rule({"retention_ms": KEPT_MS}, among=among):
             return False
-        return await _back(clients, BACK_MAX) and await _make_anew(clients, "earliest")
+        return await _back(clients, BACK_MAX) and await _remake(clients, "earliest")
 
     return rest
 
@@ -127,14 +127,14 @@ async def _place(clients: WorkloadClients) -> tuple[int, int, int]:
     return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
-async def _make_anew(clients: WorkloadClients, start: Start) -> bool:
+async def _remake(clients: WorkloadClients, start: Start) -> bool:
     """Delete a group and create it again; return whether both were done.
 
     The group exists when its deletion is requested. So only a repeated request can get the answer
     NOT_FOUND. Its consumers may make the group again first.
     """
-    await clients.client.create_group(clients.topic, ANEW)
-    call = clients.client.delete_group(clients.topic, ANEW)
-    done = await clients.requests.done("delete_group", call, group=ANEW)
-    await clients.client.create_group(clients.topic, ANEW, start=start)
+    await clients.client.create_group(clients.topic, REMADE)
+    call = clients.client.delete_group(clients.topic, REMADE)
+    done = await clients.requests.change("delete_group", call, group=REMADE)
+    await clients.client.create_group(clients.topic, REMADE, start=start)
     return done

@@ -42,7 +42,7 @@ def outcome_of(error: TimerError) -> OpOutcome:
 
 
 @dataclass(slots=True)
-class Ended:
+class RequestEnd:
     """The end of a request."""
 
     outcome: OpOutcome = OpOutcome.OK
@@ -82,7 +82,7 @@ class RecordedRequests:
     async def batch(
         self, marks: Sequence[int], due_ms: Sequence[int], *, expected: bool = True,
         timeout_s: float | None = None, **columns: Any,
-    ) -> Ended:  # fmt: skip
+    ) -> RequestEnd:  # fmt: skip
         """Schedule timers in one request. Timers with keys have headers, too.
 
         `expected`: the timers are due within the run. `columns`: `keys`, `ordering_keys` and
@@ -108,9 +108,9 @@ class RecordedRequests:
                 ended.fields |= {"ids": ids, "results": results, "existing": timers.existing}
         return ended
 
-    async def named(
+    async def send_named(
         self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
-    ) -> Ended:
+    ) -> RequestEnd:
         """Schedule timers in one request with an id, and retry it until it is answered.
 
         The first attempt has a timeout of `patience_s`, each later one twice as much. The answered
@@ -146,7 +146,7 @@ class RecordedRequests:
                 assert again == ended.fields["ids"], (request_id, again)
         return ended
 
-    async def single(self, mark: int, delay_s: float) -> Ended:
+    async def single(self, mark: int, delay_s: float) -> RequestEnd:
         """Schedule one timer with a delay."""
         [payload], delay = self._payloads([mark]), timedelta(seconds=delay_s)
         self.will_be_due(now_ms() + int(1000 * delay_s))
@@ -163,12 +163,12 @@ class RecordedRequests:
         return [payload_of(mark, self._books.payload_size) for mark in marks]
 
     @contextmanager
-    def _schedules(self, marks: Sequence[int], **named: Any) -> Iterator[Ended]:
+    def _schedules(self, marks: Sequence[int], **named: Any) -> Iterator[RequestEnd]:
         """As `_records`, for a request for timers, which the books count when it ends."""
         with self._records("schedule", topic=self._topic, marks=[*marks], **named) as ended:
             ended.fields["payload_crcs"] = [*map(zlib.crc32, self._payloads(marks))]
             yield ended
-        self._books.answered(marks, ended.outcome)
+        self._books.count_end(marks, ended.outcome)
 
     # ---- changes of timers
 
@@ -197,12 +197,12 @@ class RecordedRequests:
     async def reschedule(self, ids: Sequence[str], due_ms: Sequence[int]) -> list[str]:
         """Change the due times of timers; return the new ids that are known."""
         call = self.client.reschedule_batch(ids, due_ms=due_ms)
-        return await self._moved(call, ids=[*ids], due_ms=[*due_ms])
+        return await self._reschedule(call, ids=[*ids], due_ms=[*due_ms])
 
     async def reschedule_keys(self, keys: Sequence[str], due_ms: Sequence[int]) -> list[str]:
         """As `reschedule`, for the timers that have the keys."""
         call = self.client.reschedule_keys(self._topic, keys, due_ms=due_ms)
-        return await self._moved(call, topic=self._topic, keys=[*keys], due_ms=[*due_ms])
+        return await self._reschedule(call, topic=self._topic, keys=[*keys], due_ms=[*due_ms])
 
     async def reschedule_where(self, where: Where, due_ms: int) -> None:
         """Give the timers that match a filter one other due time."""
@@ -219,21 +219,21 @@ class RecordedRequests:
     async def pause(self) -> bool:
         """Pause the topic."""
         call = self.client.pause_topic(self._topic)
-        return await self.done("policy", call, said={"paused": True})
+        return await self.change("policy", call, said={"paused": True})
 
     async def resume(self, catch_up: CatchUp) -> bool:
         """Resume the topic."""
         call = self.client.resume_topic(self._topic, catch_up=catch_up)
-        return await self.done("policy", call, said={"paused": False, "catch_up": catch_up})
+        return await self.change("policy", call, said={"paused": False, "catch_up": catch_up})
 
     async def rule(
-        self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC
+        self, values: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC
     ) -> bool:
         """Set a scope's policy to these values; unset the other fields of `among`.
 
         The history names a namespace NAME/, and the cluster /.
         """
-        unset = sorted({*among} - said.keys())
+        unset = sorted({*among} - values.keys())
         namespace = namespace_of(self._topic)
         scopes: dict[str, tuple[str, dict[str, Any]]] = {
             TOPIC: (self._topic, {"topic": self._topic}),
@@ -241,8 +241,9 @@ class RecordedRequests:
             CLUSTER: ("/", {"cluster": True}),
         }
         name, where = scopes[scope]
-        call = self.client.alter_policies(cast("PolicyFields", said), unset=unset, **where)
-        return await self.done("policy", call, topic=name, said={**said, **dict.fromkeys(unset)})
+        call = self.client.alter_policies(cast("PolicyFields", values), unset=unset, **where)
+        said = {**values, **dict.fromkeys(unset)}
+        return await self.change("policy", call, topic=name, said=said)
 
     async def delete(self) -> bool:
         """Delete the topic."""
@@ -266,7 +267,7 @@ class RecordedRequests:
             ended.fields["group_id"] = sought.group_id
         return ended.ok
 
-    async def done(self, op: str, call: Awaitable[object], **named: Any) -> bool:
+    async def change(self, op: str, call: Awaitable[object], **named: Any) -> bool:
         """Send a change whose answer says no more than that it was done.
 
         `named`: fields of the line, as docs/history-format.md has them. `said` is a mapping.
@@ -283,11 +284,11 @@ class RecordedRequests:
         """Close the history. Close the client first."""
         self._history.close()
 
-    async def _moved(self, call: Awaitable[list[Rescheduled]], **named: Any) -> list[str]:
+    async def _reschedule(self, call: Awaitable[list[Rescheduled]], **named: Any) -> list[str]:
         with self._records("reschedule", **named) as ended:
-            told = await call
-            ended.fields["results"] = [one.result.name for one in told]
-            ended.fields["new_ids"] = [one.timer.id if one.timer else None for one in told]
+            results = await call
+            ended.fields["results"] = [one.result.name for one in results]
+            ended.fields["new_ids"] = [one.timer.id if one.timer else None for one in results]
         return [each for each in ended.fields.get("new_ids", []) if each is not None]
 
     async def _by_filter(
@@ -306,13 +307,13 @@ class RecordedRequests:
             ended.fields["changed"] = int(changed)
 
     @contextmanager
-    def _records(self, op: str, *, certain: bool = True, **named: Any) -> Iterator[Ended]:
+    def _records(self, op: str, *, certain: bool = True, **named: Any) -> Iterator[RequestEnd]:
         """Record a request that the block sends, with its fields, and its end.
 
         The block adds the fields of the answer. A TimerError ends the block, not its caller; the
         outcome is unknown then if not `certain`.
         """
-        ended, start_ms = Ended(), now_ms()
+        ended, start_ms = RequestEnd(), now_ms()
         named["request"] = self._history.asks(op, start_ms=start_ms, **named)
         try:
             yield ended

@@ -61,7 +61,7 @@ async def _act(clients: WorkloadClients, mark: int) -> None:
             options["max_count"] = dice.randint(1, 5)
         payload = payload_of(mark, clients.books.payload_size)
         call = client.create_series(topic, key, payload, **options)
-        await requests.done("create_series", call, key=key, said=options)
+        await requests.change("create_series", call, key=key, said=options)
         return
     one = dice.choice(known)
     ways = ["pause", "alter", "delete", "cancel", "move"]
@@ -69,7 +69,7 @@ async def _act(clients: WorkloadClients, mark: int) -> None:
         case "alter":
             more: SeriesOptions = {"every": dice.choice((1.0, 2.5))}
             call = client.alter_series(topic, one.key, **more)
-            await requests.done("alter_series", call, key=one.key, said=more)
+            await requests.change("alter_series", call, key=one.key, said=more)
         case "delete":
             await _delete(clients, one.key)
         case "cancel" | "move" as way if one.timer_id is not None:
@@ -80,12 +80,12 @@ async def _act(clients: WorkloadClients, mark: int) -> None:
         case way:
             change = client.resume_series if way == "resume" else client.pause_series
             said = {"paused": way != "resume"}
-            await requests.done("alter_series", change(topic, one.key), key=one.key, said=said)
+            await requests.change("alter_series", change(topic, one.key), key=one.key, said=said)
 
 
 async def _delete(clients: WorkloadClients, key: str) -> None:
     call = clients.client.delete_series(clients.topic, key)
-    await clients.requests.done("delete_series", call, key=key)
+    await clients.requests.change("delete_series", call, key=key)
 
 
 @kind(

@@ -64,7 +64,7 @@ _SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
 _QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 _RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
 
-Asked = tuple[int, str]
+RequestedTimer = tuple[int, str]
 """A timer: due time, id."""
 
 
@@ -76,8 +76,8 @@ async def paused(clients: WorkloadClients) -> Rest:
     each answer shows whether the timer was dropped.
     """
     chance, requests = clients.chance, clients.requests
-    asked: list[Asked] = []
-    doubtful: list[Asked] = []
+    asked: list[RequestedTimer] = []
+    doubtful: list[RequestedTimer] = []
     async for number, count in clients.beats():
         due_ms = _soon(clients, count)
         ids = (await clients.requests.batch(clients.marks(count), due_ms)).ids
@@ -112,7 +112,7 @@ async def _fires(clients: WorkloadClients) -> bool:
     return not (topic.paused or topic.held or topic.releasing)
 
 
-async def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
+async def _cancel(clients: WorkloadClients, timers: Sequence[RequestedTimer]) -> bool:
     return await clients.requests.cancel([id_ for _, id_ in timers])
 
 
@@ -149,7 +149,7 @@ async def limited(clients: WorkloadClients) -> Rest:
     return lambda: requests.rule({}, among=_RULES)
 
 
-@kind(LATE, ONE, apart=True)
+@kind(LATE, ONE, in_own_namespace=True)
 async def scoped(clients: WorkloadClients) -> Rest:
     """Quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins.
 
@@ -217,7 +217,7 @@ def _soon(clients: WorkloadClients, count: int) -> list[int]:
     ]
 
 
-def _some(chance: random.Random, said: Mapping[str, int]) -> dict[str, int]:
+def _some(chance: random.Random, values: Mapping[str, int]) -> dict[str, int]:
     """Return one to three of the fields."""
-    names = chance.sample(sorted(said), chance.randint(1, min(3, len(said))))
-    return {name: said[name] for name in names}
+    names = chance.sample(sorted(values), chance.randint(1, min(3, len(values))))
+    return {name: values[name] for name in names}

@@ -57,7 +57,7 @@ class WorkloadKind:
     """Called again and again in the last wait, before each look; it may raise a TimerError."""
     payload_size: int = PAYLOAD_SIZE
     """Of each timer, in bytes."""
-    apart: bool = False
+    in_own_namespace: bool = False
     """Its topic is in a namespace of its own, with the same name."""
 
     @property
@@ -100,7 +100,7 @@ class WorkloadClients:
     def __init__(self, name: str, kind: WorkloadKind, setting: Setting) -> None:
         """Prepare the clients. The nodes have addresses by now."""
         self.name = name
-        self.topic = f"{name}/{name}" if kind.apart else name
+        self.topic = f"{name}/{name}" if kind.in_own_namespace else name
         self.chance = random.Random(f"{setting.seed}/{name}")
         self.books = Books(payload_size=kind.payload_size)
         self.over = False

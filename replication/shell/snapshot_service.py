@@ -196,7 +196,7 @@ class Snapshots:
         part = SnapshotPart(request.part.path, request.part.size, request.part.crc32)
         offset = request.offset
         while offset < part.size:
-            if not self._offered_snapshot.has_part(part):  # refused before it uses up the shared rate
+            if not self._offered_snapshot.has_part(part):  # before it uses up the shared rate
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             try:

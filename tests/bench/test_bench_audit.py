@@ -101,7 +101,7 @@ def test_the_verdict_is_told(
     told: str,
 ) -> None:
     """The audit's command is replaced by one that only writes its summary."""
-    counts = dict.fromkeys(bench_audit.KEPT[3:], 5)
+    counts = dict.fromkeys(bench_audit.SUMMARY_FIELDS[3:], 5)
     text = json.dumps({"violations": {}, "not_looked_at": [], **counts, **(summary or {})})
     script = tmp_path / "audit.py"
     script.write_text(
@@ -113,4 +113,4 @@ def test_the_verdict_is_told(
     monkeypatch.setattr(bench_audit, "AUDIT", (sys.executable, str(script)))
     outcome = bench_audit.audit(tmp_path)
     assert outcome.ok == ok
-    assert told in outcome.told()
+    assert told in outcome.text()

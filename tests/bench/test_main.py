@@ -31,7 +31,7 @@ def rigs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         yield Rig(LocalCluster(directory), loop)
 
     monkeypatch.setattr(command, "new_rig", fake_rig)
-    monkeypatch.setattr(command, "LOOK_S", 0.0)
+    monkeypatch.setattr(command, "POLL_INTERVAL_S", 0.0)
     return made
 
 
@@ -133,7 +133,7 @@ def test_an_audit_follows_the_runs_of_each_cluster(
     def fake_audit(directory: Path) -> AuditOutcome:
         assert directory in rigs
         found = violations.pop(0)
-        counts = dict.fromkeys(bench_audit.KEPT, 7)
+        counts = dict.fromkeys(bench_audit.SUMMARY_FIELDS, 7)
         verdict = "VIOLATED" if found else "OK"
         summary = {"verdict": verdict, "violations": found, "not_looked_at": []}
         return AuditOutcome(3.0, counts | summary)
@@ -159,7 +159,7 @@ def test_an_audit_follows_the_runs_of_each_cluster(
 
 def test_unknown_measures_are_refused_by_name() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="unknown: s99; known: s1, "):
-        command._chosen("s1,s99")
+        command._measures_of("s1,s99")
 
 
 @pytest.mark.parametrize(

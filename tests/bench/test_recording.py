@@ -47,10 +47,10 @@ def test_ids_are_the_clients_texts() -> None:
 def test_a_call_without_an_answer_is_unknown(tmp_path: Path) -> None:
     recording = Recording()
     for error in (OutcomeUnknown("late"), TimerError("refused"), asyncio.CancelledError()):
-        recording.scheduling("t", [bytes(100)] * 2, [8, 9]).failed(error)
-    call = recording.scheduling("t", [b"x" * 100], None)
+        recording.record_schedule("t", [bytes(100)] * 2, [8, 9]).failed(error)
+    call = recording.record_schedule("t", [b"x" * 100], None)
     call.answered(bytes(15))
-    recording.scheduling("t", [bytes(100)], 10)
+    recording.record_schedule("t", [bytes(100)], 10)
     lines = lines_of(recording, tmp_path / "bench.parquet")
     outcomes = ["unknown", "fail", "unknown", "ok", "unknown"]
     assert [line["outcome"] for line in lines] == outcomes
@@ -62,21 +62,21 @@ def test_a_call_without_an_answer_is_unknown(tmp_path: Path) -> None:
 def test_each_message_of_an_ack_has_its_own_answer(tmp_path: Path) -> None:
     recording = Recording()
     batch, ackings = make_batch(5)
-    recording.delivered("g", batch[:2])  # the sync consumer returns a part of a batch
+    recording.record_delivery("g", batch[:2])  # the sync consumer returns a part of a batch
     for message in batch[:2]:
         _ = message.ack()
-    recording.delivered("g", batch[2:])
+    recording.record_delivery("g", batch[2:])
     _ = [message.ack() for message in batch[2:]]
     ackings[0].set_exception(LeaseLost.of([0], 1))
     ackings[1].set_result(AckResult.ACKED)
     for acking in ackings[2:4]:
         acking.set_result(AckResult.ACKED)
     whole, joint = make_batch(3)
-    recording.delivered("g", whole)
+    recording.record_delivery("g", whole)
     _ = whole.ack()
     joint[0].set_exception(LeaseLost.of([1], 3))
     some, few = make_batch(2)
-    recording.delivered("g", some)
+    recording.record_delivery("g", some)
     _ = some.ack()
     few[0].set_result(1)  # one of the two had expired: the answer does not say which
     first, acks, second, *others, third, last, _, doubtful = lines_of(

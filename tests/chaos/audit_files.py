@@ -41,4 +41,4 @@ def judged(
     }
     states = file_rules.states_within(run, lost=lost, end=end)
     findings = Findings(most)
-    return file_rules.judged(findings, run, story, states), findings
+    return file_rules.judge_files(findings, run, story, states), findings

@@ -447,8 +447,8 @@ def write(root: Path, stories: Iterable[Story]) -> RunFolder:
     run.run.about.write_text(json.dumps({history.CLOCK_ERROR: 10}))
     with States(run.run) as states:
         for index in (run.checkpoint, last - 1):
-            states.told("n1", index, at_ms=1, digest="0")
-        states.told("n2", last + 7, at_ms=1, digest="1")
+            states.record("n1", index, at_ms=1, digest="0")
+        states.record("n2", last + 7, at_ms=1, digest="1")
     for each in (run.producer, run.consumer):
         each.close()
     for path in [*run.run.histories.iterdir()]:

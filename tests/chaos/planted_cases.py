@@ -50,5 +50,5 @@ def verdicts(spark: SparkSession, folder: Path, cases: Sequence[Case]) -> DataFr
     job.tell_times(evidence, [], Clocks(UNTIL_MS, ERROR_MS))
     evidence.keep("fates", fates)
     for name in ("asks", "given"):
-        evidence.keep(name, evidence.ask("clients", name))
-    return job._judged(evidence)
+        evidence.keep(name, evidence.query("clients", name))
+    return job._write_verdicts(evidence)

@@ -177,7 +177,7 @@ def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
 def test_archive_that_has_linked_nothing_is_none(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     put(tmp_path / "n1/log", 1)
-    with archive._held(tmp_path / "n1/log", run.archive_of("n1")):
+    with archive._locked(tmp_path / "n1/log", run.archive_of("n1")):
         assert run.nodes() == {"n1": tmp_path / "n1/log"}
         ((part,),) = run.logs()["n1"]
     assert part.first == 1
@@ -270,7 +270,7 @@ def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
 @pytest.mark.parametrize(
     ("folder", "data", "into", "told"),
     [
-        ("run", "data", "kept", "without --data and --into"),
+        ("run", "data", "kept", "not be given with --data and --into"),
         (None, "data", None, "--data, --into: must both be given"),
         (None, None, None, "--data, --into: must both be given"),
         (None, "gone", "kept", "no such folder"),
@@ -312,7 +312,7 @@ def test_archive_is_of_one_log_and_made_by_one_command(
     for _ in range(2):  # it may be started again
         assert run_archive(None, tmp_path / "n1", kept) == 0
     assert run_archive(None, tmp_path / "n2", kept) == 2
-    with archive._held(tmp_path / "n1/log", kept):
+    with archive._locked(tmp_path / "n1/log", kept):
         assert run_archive(None, tmp_path / "n1", kept) == 2
     another, busy = capsys.readouterr().err.splitlines()
     assert "is the archive of" in another

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from chaos.audit.rules import verdict
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import query
 from chaos.history import history
 from chaos.oracle.story import LIFE
 from tests.chaos.audit_cases import APART, DUE_MS, ERROR_MS, FATE, Case, Found, Planted, told
@@ -49,8 +49,8 @@ def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
 def miscounted(lines: DataFrame, log: DataFrame) -> list[Row]:
     series = lines.sparkSession.createDataFrame([], "series_index BIGINT")
     tables = {"lines": lines, "fates": log, "series": series}
-    tables["keyed"] = ask("clients", "asks", tables).where("key IS NOT NULL")
-    return ask("changes", "miscounted", tables).collect()
+    tables["keyed"] = query("clients", "asks", tables).where("key IS NOT NULL")
+    return query("changes", "miscounted", tables).collect()
 
 
 def test_honest_keys_and_changes_are_not_blamed(
@@ -108,12 +108,12 @@ def test_answers_that_neither_the_log_nor_clocks_judge_are_counted(spark: SparkS
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
     tables = {"lines": lines, "fates": log}
-    fired = ask("changes", "fired_answers", tables).cache()
+    fired = query("changes", "fired_answers", tables).cache()
     found = {row["seq"]: row["later_index"] for row in fired.collect()}
     assert found == {1: 12, 2: None, 3: None, 4: None, 5: None}
     tables |= {"fired_answers": fired}
     for error_ms, unjudged in ((ERROR_MS, 2), (None, 3)):
-        [row] = ask("changes", "fired_figures", tables, error_ms=error_ms).collect()
+        [row] = query("changes", "fired_figures", tables, error_ms=error_ms).collect()
         assert row.asDict() == {"answers": 4, "unjudged": unjudged}
 
 

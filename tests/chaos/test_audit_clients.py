@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import query
 from chaos.history import history
 from chaos.oracle.story import LIFE
 from chaos.oracle.tables import ACKS, EXPIRED, GROUPS
@@ -25,7 +25,9 @@ def rows_of(spark: SparkSession, name: str, *lines: dict[str, Any]) -> list[dict
     """Return the rows of a query about lines, in order of their marks or offsets."""
     table = spark.createDataFrame([*lines], history.SCHEMA)
     order = "mark" if name == "asks" else "queue_offset"
-    return [row.asDict() for row in ask("clients", name, {"lines": table}).orderBy(order).collect()]
+    return [
+        row.asDict() for row in query("clients", name, {"lines": table}).orderBy(order).collect()
+    ]
 
 
 def asked(spark: SparkSession, *lines: dict[str, Any]) -> list[dict[str, Any]]:
@@ -132,7 +134,7 @@ def test_acks_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> None:
         name: spark.createDataFrame(each, schemas.get(name, history.SCHEMA))
         for name, each in tables.items()
     }
-    found = ask("clients", "unkept", known).collect()
+    found = query("clients", "unkept", known).collect()
     assert sorted(row.queue_offset for row in found) == [999, 1601, 2000, 2256, 3000]
 
 
@@ -162,9 +164,9 @@ def test_group_of_which_a_delivery_does_not_tell_the_life_is_left_out(spark: Spa
         )
     ]  # fmt: skip
     tables = {"lines": lines, "groups": spark.createDataFrame(groups, from_arrow_schema(GROUPS))}
-    told, given = (ask("clients", f"{name}_by_group", tables) for name in ("lines", "given"))
+    told, given = (query("clients", f"{name}_by_group", tables) for name in ("lines", "given"))
     wanted = {("sought", 1), (f"sought{LIFE}7", 2), ("plain", 5)}
     assert {(row["group"], row["lease_id"]) for row in told.collect()} == wanted
     assert {(row["group"], row["queue_offset"]) for row in given.collect()} == wanted
-    owed = {row["group"] for row in ask("clients", "readers", tables | {"lines": told}).collect()}
+    owed = {row["group"] for row in query("clients", "readers", tables | {"lines": told}).collect()}
     assert owed == {f"sought{LIFE}7", "plain"}

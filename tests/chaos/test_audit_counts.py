@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import query
 from chaos.history.history import COUNTS, STATES_SCHEMA
 
 pytestmark = pytest.mark.spark
@@ -24,7 +24,7 @@ def table(spark: SparkSession) -> DataFrame:
     at = spark.createDataFrame([(i,) for i in (0, 3, 6, 6, 7, 9, 11)], "index BIGINT")
     carried = spark.createDataFrame([(11, "fired", 11)], FATE)
     tables = {"fates": spark.createDataFrame(fates, FATE), "carried": carried, "points": at}
-    return ask("counts", "counted", tables).cache()
+    return query("counts", "counted", tables).cache()
 
 
 def test_what_is_counted_after_an_entry_is_what_began_and_ended_by_then(
@@ -47,7 +47,7 @@ def test_checkpoints_that_the_replay_counted_otherwise_do_not_balance(
     points = [(3, 30, 6, 0), (6, 60, 8, 1), (9, 90, 7, 2), (11, 110, 8, 2)]
     columns = "index BIGINT, time_ms BIGINT, scheduled BIGINT, fired BIGINT"
     checkpoints = spark.createDataFrame(points, columns)
-    found = ask("counts", "conservation", {"counted": table, "checkpoints": checkpoints})
+    found = query("counts", "conservation", {"counted": table, "checkpoints": checkpoints})
     found = found.orderBy("index")
     assert [(row["index"], row["scheduled"], row["balanced"]) for row in found.collect()] == [
         (3, 6, True),
@@ -69,7 +69,7 @@ def test_a_node_that_says_another_count_is_named_once(
         ("n3", 6, 11, "ab", None, None, None, None, None),
     ]
     states = spark.createDataFrame(said, STATES_SCHEMA)
-    found = ask("counts", "miscounted", {"counted": table, "states": states}).collect()
+    found = query("counts", "miscounted", {"counted": table, "states": states}).collect()
     assert [tuple(row) for row in found] == [("n3", 9, 7, 3, 1, 3, 0, 7, 2, 1, 3, 1)]
 
 
@@ -77,7 +77,7 @@ def test_each_count_is_looked_at(spark: SparkSession, table: DataFrame) -> None:
     right = dict(zip(COUNTS, (8, 2, 2, 3, 1), strict=True))
     said = [(n, 1, 11, None, *(right | {n: right[n] + 1}).values()) for n in COUNTS]
     states = spark.createDataFrame(said, STATES_SCHEMA)
-    found = ask("counts", "miscounted", {"counted": table, "states": states}).collect()
+    found = query("counts", "miscounted", {"counted": table, "states": states}).collect()
     assert {row["node"] for row in found} == {*COUNTS}
 
 
@@ -90,7 +90,7 @@ def test_digests_of_one_checkpoint_have_to_be_one(spark: SparkSession) -> None:
         ("n3", 1, 15, None, 1, 1, 0, 0, 0),
     ]
     states = spark.createDataFrame(said, STATES_SCHEMA)
-    found = ask("counts", "diverged_states", {"states": states}).orderBy("index")
+    found = query("counts", "diverged_states", {"states": states}).orderBy("index")
     assert [tuple(row) for row in found.collect()] == [
         (9, "n1 ab, n2 ac"),
         (12, "n3 b1, n3 b2"),

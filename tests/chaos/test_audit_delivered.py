@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.rules.late_rules import EXCUSES, judged_deliveries
+from chaos.audit.rules.late_rules import EXCUSES, deliveries
 from chaos.audit.rules.queries import BOUNDS
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
@@ -217,11 +217,11 @@ def test_message_that_comes_late_to_free_hands_is_found_and_no_other(spark: Spar
     lines, story = frames(spark, world)
     story["excuses"] = spark.createDataFrame(EXCUSED, EXCUSES)
     evidence = evidence_of(lines, story, [], Clocks(0, ERROR_MS))
-    violations, figures = judged_deliveries(evidence)
+    violations, figures = deliveries(evidence)
     rows = violations["delivered_late"].groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == {
         case.__name__: n for case, n in FOUND.items()
     }
     assert figures["long"] > figures["unjudged"] >= len(EXPLAINED)
     evidence = evidence_of(lines, story, [], Clocks(0, None))
-    assert judged_deliveries(evidence) == ({}, {"long": 0, "unjudged": 0})
+    assert deliveries(evidence) == ({}, {"long": 0, "unjudged": 0})

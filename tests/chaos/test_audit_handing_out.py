@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit import job
 from chaos.audit.job import unasked_acks
-from chaos.audit.rules.queries import BOUNDS, ask
+from chaos.audit.rules.queries import BOUNDS, query
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
@@ -38,7 +38,7 @@ def test_an_epoch_begins_with_what_its_leader_writes_first(spark: SparkSession) 
     common = spark.createDataFrame(
         entries, "index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT"
     )
-    rows = ask("logs", "epochs", {"common": common}).collect()
+    rows = query("logs", "epochs", {"common": common}).collect()
     assert {row["epoch"]: row["began_ms"] for row in rows} == BEGAN_MS
     assert [row["fired_ms"] for row in rows] == [70, 5_100, None, None]
 
@@ -78,7 +78,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         ],
     )
     none = story_of(spark)
-    found = evidence_of(lines, none, EPOCHS, Clocks(0, 100)).judged("handouts")
+    found = evidence_of(lines, none, EPOCHS, Clocks(0, 100)).violations("handouts")
     rows = found.pop("deposed_handed_out").orderBy("epoch").collect()
     assert not found
     assert [(row["epoch"], row["lease_id"], row["over_ms"]) for row in rows] == [
@@ -87,7 +87,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         (5, 4, 9_000),
     ]
     for known, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
-        found = evidence_of(lines, none, known, Clocks(0, error_ms)).judged("handouts")
+        found = evidence_of(lines, none, known, Clocks(0, error_ms)).violations("handouts")
         assert not any(rows.head(1) for rows in found.values())
 
 
@@ -114,7 +114,7 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
     )
     ttls = [("t", 0, 0), ("t", 50_000, 50), ("longer", 0, 60_000), ("longer", 99_000, 50)]
     story = story_of(spark, ttls)
-    found = evidence_of(lines, story, EPOCHS[:1], Clocks(0, None)).judged("handouts")
+    found = evidence_of(lines, story, EPOCHS[:1], Clocks(0, None)).violations("handouts")
     rows = found.pop("outlived").orderBy("offset").collect()
     assert [(row["topic"], row["offset"]) for row in rows] == [("t", 2), ("t", 7), ("longer", 9)]
     assert not found

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from chaos.audit.rules import late_rules
 from chaos.audit.rules.fault_windows import Phase
 from chaos.audit.rules.late_rules import RECOVERY_MS
-from chaos.audit.rules.queries import BOUNDS, ask
+from chaos.audit.rules.queries import BOUNDS, query
 
 pytestmark = pytest.mark.spark
 
@@ -47,7 +47,7 @@ def late(spark: SparkSession, waits: dict[str, tuple[int, int]], rate: int) -> s
     excuses = spark.createDataFrame([(-2, -1), FAULT], late_rules.EXCUSES)
     tables = {"found": spark.createDataFrame(rows, columns), "pauses": pauses, "excuses": excuses}
     bounds = {"fired_ms": LATE_MS, "after_ms": AFTER_MS, "rate": rate}
-    return {row["topic"] for row in ask("waits", "late", tables, **bounds).collect()}
+    return {row["topic"] for row in query("waits", "late", tables, **bounds).collect()}
 
 
 def test_wait_is_late_by_the_time_that_nothing_excuses(spark: SparkSession) -> None:

@@ -59,7 +59,7 @@ class Played:
 
     def wrong(self, spark: SparkSession) -> dict[str, set[int]]:
         lines, story = self.tables(spark)
-        found = evidence_of(lines, story, [], Clocks(UNTIL_MS)).judged("nacks")
+        found = evidence_of(lines, story, [], Clocks(UNTIL_MS)).violations("nacks")
         return {
             name: {row["queue_offset"] for row in rows.collect()} for name, rows in found.items()
         }

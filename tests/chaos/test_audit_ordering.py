@@ -76,7 +76,7 @@ def found(rows: DataFrame) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def disordered(lines: DataFrame, story: dict[str, DataFrame], error_ms: int | None) -> DataFrame:
-    found = evidence_of(lines, story, [], Clocks(0, None, error_ms)).judged("handouts")
+    found = evidence_of(lines, story, [], Clocks(0, None, error_ms)).violations("handouts")
     assert [*found] == ["disordered"]
     return found["disordered"]
 

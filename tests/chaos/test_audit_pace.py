@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.rules.pace_rules import OLDEST, ROUND, starved
+from chaos.audit.rules.pace_rules import OLDEST, ROUND, starved_messages
 from chaos.audit.rules.queries import BOUNDS, RunEvidence
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
@@ -57,7 +57,7 @@ def test_deliveries_above_a_rate_are_found_beside_those_at_it(spark: SparkSessio
     group += [given("group", SURE_MS + 1, [11, 12], group="h")]
     epochs = [given("right", SURE_MS, [*range(400, 411)], epoch=2)]
     evidence = evidence_in(spark, right + fast + early + ended + two + group + epochs, rates)
-    rows = evidence.judged("paces")["rate_exceeded"].orderBy("topic").collect()
+    rows = evidence.violations("paces")["rate_exceeded"].orderBy("topic").collect()
     assert [(row["whose"], row["topic"], row["group"]) for row in rows] == [
         ("topic", "fast", ""), ("group", "group", "h"), ("topic", "two", "")
     ]  # fmt: skip
@@ -81,5 +81,5 @@ def test_message_that_too_many_deliveries_passed_is_found(spark: SparkSession) -
         lines += [given(topic, 5_002, [2 * OLDEST + 2], attempts=[2])]
     evidence = evidence_in(spark, lines, [])
     assert evidence.has("prioritized")
-    rows = starved(evidence.ask("figures", "shared_deliveries")).collect()
+    rows = starved_messages(evidence.query("figures", "shared_deliveries")).collect()
     assert [tuple(row) for row in rows] == [("passed", "g", 2 * OLDEST, most + 1, most)]

@@ -15,7 +15,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit import command, histories, job
 from chaos.audit.report.report import describe
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import query
 from chaos.history import history
 from chaos.history.history import RunFolder
 from chaos.history.history_check import COLUMNS
@@ -85,9 +85,9 @@ def world(tmp_path: Path) -> RunFolder:
             ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 15, 4, 0, 3, 1),
         ):  # fmt: skip
             counts = dict(zip(("scheduled", "pending", "fired", "cancelled"), said, strict=True))
-            states.told(node, index, at_ms=1, **counts, dropped=0)
+            states.record(node, index, at_ms=1, **counts, dropped=0)
         for node, index in (("n1", 15), ("n3", 15), ("n3", 15)):
-            states.told(node, index, at_ms=2, digest=f"{index:016x}")
+            states.record(node, index, at_ms=2, digest=f"{index:016x}")
     return run
 
 
@@ -190,8 +190,8 @@ def test_each_witness_that_contradicts_the_others_is_named(
     write_log(path.parent, other.frames, frames_per_segment=4)
     with history.States(world) as states:
         for node in ("n3", "n1", "n2"):
-            states.told(node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
-        states.told("n3", 15, at_ms=3, digest="other")
+            states.record(node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
+        states.record("n3", 15, at_ms=3, digest="other")
     world.states.write_text(world.states.read_text() + '{"node": "n1", "ind')  # torn
     world.about.write_text('{"clock_error_ms": 49}')
     with ToldHistory(world, "producer") as h:
@@ -322,7 +322,9 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
             if ended:
                 h.write(line | {"request": request})
     lines = histories.read_histories(spark, world)
-    asked: list[Any] = ask("clients", "asks", {"lines": lines}).select("mark", "outcome").collect()
+    asked: list[Any] = (
+        query("clients", "asks", {"lines": lines}).select("mark", "outcome").collect()
+    )
     assert sorted(map(tuple, asked)) == [
         (1, "ok"),
         (2, "ok"),

@@ -10,7 +10,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit.report import figures
 from chaos.audit.rules.fault_windows import Fault, Phase, windows
-from chaos.audit.rules.queries import RunEvidence, ask
+from chaos.audit.rules.queries import RunEvidence, query
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +25,7 @@ def test_percentiles_are_exact(spark: SparkSession) -> None:
     schema = "what STRING, n BIGINT, " + ", ".join(f"{q} BIGINT" for q in figures.QUANTILES)
     row = ("fire", 5000, *wanted)
     assertDataFrameEqual(
-        ask("figures", "percentiles", {"late": table}), spark.createDataFrame([row], schema)
+        query("figures", "percentiles", {"late": table}), spark.createDataFrame([row], schema)
     )
 
 
@@ -77,7 +77,7 @@ def test_unavailability_is_the_longest_gap_that_a_fault_touches(
     }
     done = [(plane, times[0], times[-1], False) for plane, times in moments.items()]
     evidence = successes(spark, moments, done)
-    told = figures.recovered(evidence, faults, 60_000)
+    told = figures.with_recoveries(evidence, faults, 60_000)
     assert [(each.recovered_ms, each.recovered) for each in told] == [
         (1800, True),
         (51_000, True),  # nothing was left to do
@@ -116,7 +116,7 @@ def test_outage_that_never_ends_lasts_until_nobody_waits_any_more(
         ("deliver", 40_000, 60_000, True),  # not one
     ]
     evidence = successes(spark, {"schedule": [900, 1400, 50_500], "fire": [950, 1450]}, done)
-    told = figures.recovered(evidence, faults, 60_000)
+    told = figures.with_recoveries(evidence, faults, 60_000)
     # Schedules were answered after the first fault, and nothing fired after it.
     assert [(each.recovered_ms, each.recovered) for each in told] == [(60_000, False)] * 2
     first, second = figures.unavailability(evidence, told)
@@ -134,7 +134,7 @@ def test_fault_that_was_over_before_the_last_outage_is_recovered_from(
 ) -> None:
     moments = {"schedule": [900, 1600, 49_000], "fire": [950, 1600, 40_000]}
     done = [("schedule", 900, 55_000, True), ("fire", 900, 40_000, False)]
-    told = figures.recovered(successes(spark, moments, done), faults, 60_000)
+    told = figures.with_recoveries(successes(spark, moments, done), faults, 60_000)
     assert [(each.recovered_ms, each.recovered) for each in told] == [(1600, True), (60_000, False)]
 
 
@@ -190,7 +190,7 @@ def test_work_of_a_plane_ends_with_its_last_success_or_when_it_is_given_up(
         "lines": spark.createDataFrame(lines, LINES),
         "found": spark.createDataFrame([*FIRED, *found], FOUND),
     }
-    told = RunEvidence(tables, until_ms=900).ask("figures", "works").collect()
+    told = RunEvidence(tables, until_ms=900).query("figures", "works").collect()
     assert {each.plane: tuple(each[1:]) for each in told} == wanted
 
 
@@ -255,10 +255,10 @@ def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> Non
     )
     wanted = [("lease ended", 1), ("failover", 1), ("first to arrive", 1), ("unmarked", 1)]
     wanted += [("nacked", 2), ("recalled", 1), ("not in the log", 1)]
-    seqs = ask("figures", "repeated", {"given": given, "found": found})
+    seqs = query("figures", "repeated", {"given": given, "found": found})
     some = given.join(seqs, "seq", "left_semi")
     assertDataFrameEqual(
-        ask("figures", "redeliveries", {"redelivered": some, "returns": returns}),
+        query("figures", "redeliveries", {"redelivered": some, "returns": returns}),
         spark.createDataFrame(wanted, "reason STRING, n BIGINT"),
     )
 
@@ -280,4 +280,4 @@ def test_arrivals_after_the_ack_was_first_confirmed_are_counted(spark: SparkSess
         slot + ", confirmed_ms BIGINT",
     )
     tables = {"redelivered": some, "confirmed": confirmed}
-    assert ask("figures", "arrived_after_ack", tables).collect() == [Row(n=1)]
+    assert query("figures", "arrived_after_ack", tables).collect() == [Row(n=1)]

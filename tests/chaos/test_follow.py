@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.live.follow import FollowedFrame, FollowedWindow, Follower, LogGone, committed
+from chaos.live.follow import FollowedFrame, FollowedWindow, Follower, LogDropped, commit_end
 from tests.chaos import world
 from timer.entries.entry_frame import EntryKind
 from timer.files.disk import RealDisk
@@ -71,7 +71,7 @@ def window(*epochs: int, first: int = 1, full: bool = False) -> FollowedWindow:
     ],
 )  # fmt: skip
 def test_committed_is(windows: list[FollowedWindow], expected: tuple[int, int] | None) -> None:
-    assert committed(windows, len(windows) // 2 + 1) == expected
+    assert commit_end(windows, len(windows) // 2 + 1) == expected
 
 
 def test_entries_come_once_over_segments_as_they_are_written(tmp_path: Path, log: Log) -> None:
@@ -166,7 +166,7 @@ def test_removed_segments_are_passed_over_or_missed_loudly(tmp_path: Path, log: 
     log.append(written[7:])
     log.drop_before(LogIndex(8))
     assert indexes(follower) == [8, 9, 10]
-    with pytest.raises(LogGone, match="begins with entry 7, not 1"):
+    with pytest.raises(LogDropped, match="begins with entry 7, not 1"):
         follow_all(tmp_path).poll()
 
 

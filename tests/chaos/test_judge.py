@@ -62,7 +62,7 @@ class Court:
         self.judge.apply(frames)
         given = {topic: np.array(rows, GIVEN) for topic, rows in self.given.items()}
         self.given.clear()
-        found = self.judge.judged(given, self.reaches)
+        found = self.judge.violations(given, self.reaches)
         new = [each for each in found if (each.kind, each.seq) not in self._raised]
         self._raised |= {(each.kind, each.seq) for each in new}
         return new
@@ -342,7 +342,7 @@ def test_topic_of_the_same_name_is_another_one(court: Court) -> None:
 
 def test_node_that_differs(court: Court) -> None:
     differing = [Divergence("n3", LogIndex(7), "epoch 1 crc 0, not 1")]
-    [found] = court.judge.judged({}, {}, differing)
+    [found] = court.judge.violations({}, {}, differing)
     assert (found.kind, found.detail) == ("diverged_entries", "n3 at 7: epoch 1 crc 0, not 1")
 
 

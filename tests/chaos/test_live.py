@@ -13,7 +13,7 @@ import pytest
 
 from chaos.history.archive import follow
 from chaos.history.history import History, RunFolder, now_ms
-from chaos.live.follow import LogGone
+from chaos.live.follow import LogDropped
 from chaos.live.judge import WITNESS_GROUP
 from chaos.live.live import AlertFiles, LiveAudit, LiveSettings, Watch
 from chaos.live.recorded_messages import DRAINED, LIVE, RecordedMessages
@@ -223,7 +223,7 @@ def test_log_without_its_beginning_needs_its_archive(desk: Desk) -> None:
     assert desk.done() == [("lost", 1)]
     (desk.run.root / "nodes").rename(desk.run.root / "elsewhere")
     desk.start()
-    with pytest.raises(LogGone, match="begins with entry 5, not 1"):
+    with pytest.raises(LogDropped, match="begins with entry 5, not 1"):
         desk.done()
 
 

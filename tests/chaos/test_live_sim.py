@@ -11,7 +11,7 @@ import pytest
 from chaos.live import judge
 from chaos.live.judge import GIVEN, Judge, Violation
 from chaos.sim.checks.book import PromiseBook
-from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
+from chaos.sim.checks.fatebook import SEARCH_ROWS_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.timers.operators import GROUPS
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import calm
@@ -67,7 +67,8 @@ def a_judge() -> Judge:
     """Return a judge that releases held timers as the machines of the world do."""
     mine = Judge(Path(), overdue_ms=OVERDUE_MS)
     held = mine.story.held
-    held.sweep_rows, held.sweep_topics, held.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+    held.sweep_rows, held.sweep_topics = SWEEP_ROWS, SWEEP_TOPICS
+    held.search_rows_max = SEARCH_ROWS_MAX
     return mine
 
 
@@ -101,7 +102,7 @@ def judged(
                 given[topics[topic]] += [row] * (seq != without) + [far] * (seq == twice)
         mine.apply(frames(items))
         told = {topic: np.array(rows, GIVEN) for topic, rows in given.items()}
-        for each in mine.judged(told, reaches):
+        for each in mine.violations(told, reaches):
             found.setdefault((each.kind, each.seq, "" if each.seq else each.detail), each)
     return [each for each in found.values() if each.kind not in ("late", "moved_early")]
 

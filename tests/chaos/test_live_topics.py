@@ -199,9 +199,9 @@ def judged(played: Played, without: int = 0) -> set[tuple[str, int, str]]:
         judge.apply(frames[start : start + STEP])
         given, reaches = messages.read(judge.clock_ms)
         given = {topic: rows[rows["seq"] != without] for topic, rows in given.items()}
-        found += judge.judged(given, reaches)
+        found += judge.violations(given, reaches)
     judge.clock_ms += 10 * OVERDUE_MS
-    found += judge.judged({}, dict.fromkeys([*TOPICS, *CHANGED], judge.clock_ms))
+    found += judge.violations({}, dict.fromkeys([*TOPICS, *CHANGED], judge.clock_ms))
     return {(each.kind, each.seq, each.topic) for each in found}
 
 

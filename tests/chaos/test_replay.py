@@ -229,7 +229,7 @@ def test_moved_messages_are_acked_and_take_seqs_but_are_no_fates(log: Log, tmp_p
     assert sorted(seqs) == [1, 2, 5], "two seqs for two offsets, one of them unused"
     assert notes.carries == [(group, 1, 4, 1, 0)]
     [dead] = [number for number, name in story.topics.items() if name == "dead"]
-    assert (story.groups[2].name, story.kept[dead].end) == ("dead-letters", 1)
+    assert (story.groups[2].name, story.queues[dead].end) == ("dead-letters", 1)
     assert story.checkpoints[-1][2:] == (4, 3)
 
 
@@ -342,7 +342,7 @@ def test_replay_and_the_production_machine_tell_the_same_story(
 ) -> None:
     # Two of three replays spill: hardly anything fits into memory.
     monkeypatch.setattr(pending, "AHEAD", 1 + seed % 4)
-    few = {"SWEEP_TOPICS": (1, 16)[seed % 2], "APART_BYTES": (30, 64 << 20)[seed // 2 % 2]}
+    few = {"SWEEP_TOPICS": (1, 16)[seed % 2], "SEARCH_BYTES_MAX": (30, 64 << 20)[seed // 2 % 2]}
     for name, value in few.items():
         monkeypatch.setattr(pauses, name, value)
         monkeypatch.setattr(held_story, name, value)
@@ -480,7 +480,7 @@ def random_log(chance: random.Random, *, fates: bool = True) -> Log:
                 groups.append((topic, log.group(topic, f"g{len(groups)}", start)))
             case "ack" if groups:
                 mine, group = chance.choice(groups)
-                end = story.kept[mine].end
+                end = story.queues[mine].end
                 log.reserve(mine, group, chance.randrange(end + 10))
                 offsets = sorted(chance.sample(range(end), min(9, end)))
                 log.ack(mine, group, offsets, at_ms=now)

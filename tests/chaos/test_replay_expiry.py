@@ -85,7 +85,7 @@ def test_replay_and_the_machine_agree_on_what_expires_and_what_is_kept(
         machine.apply(each)
         story.apply(each)
         for topic_id, topic in machine.topics.items():
-            kept = story.kept[topic_id]
+            kept = story.queues[topic_id]
             assert (kept.begin, kept.end) == (topic.queue.begin, topic.queue.end), each
             least = min((group.cursor for group in topic.groups.values()), default=0)
             SEEN["retained"] += least > topic.queue.begin

@@ -186,10 +186,10 @@ def test_ack_counts_if_it_is_in_the_log_before_the_expiry() -> None:
     pages.op(Op.EXPIRE_BELOW, 0, 2, after_ms=TTL_MS + 1)
     pages.op(Op.ACK, 1, 1, after_ms=TTL_MS + 1)
     book = PromiseBook(fates=pages.book)
-    book.told_acked((1, 0), counts=True)
-    book.told_acked((1, 1), counts=False)
+    book.check_ack((1, 0), counts=True)
+    book.check_ack((1, 1), counts=False)
     with pytest.raises(Broken, match="it had expired"):
-        book.told_acked((1, 1), counts=True)
+        book.check_ack((1, 1), counts=True)
 
 
 def test_message_that_is_let_go_is_acked_and_not_retained(monkeypatch: pytest.MonkeyPatch) -> None:

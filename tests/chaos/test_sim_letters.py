@@ -27,7 +27,7 @@ def test_messages_are_acked_by_the_last_of_them_where_groups_are_sought_and_alte
     world = TimerWorld(1, options=calm(1).aim(types=True, redrives=True, proposals_per_s=16))
     world.run(8)
     book = world.town.book
-    assert book.asked_up_to
+    assert book.requested_up_to
     assert book.first_lives
 
 

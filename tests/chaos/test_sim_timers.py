@@ -9,7 +9,7 @@ from chaos.oracle import story
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.pending_rows import ROW
 from chaos.sim.checks.book import AHEAD_MS_MAX, DeliveredRow, PromiseBook
-from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.checks.keybook import AnsweredRow, TimerName
 from chaos.sim.checks.orderbook import OrderBook
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.referee import Broken
@@ -74,13 +74,15 @@ def book_of(*fired: TimerName) -> PromiseBook:
     book.fates.story.groups[1] = GroupStory(1, 1, "g", 0, 9, 0)
     book.fates.queues[1] += fired
     book.fates.ends.update({name.seq: story.FIRED for name in fired})
-    book.asked([b"x"])
-    book.scheduled(NAME, TOPIC, NAME.due_ms)
+    book.note_request([b"x"])
+    book.check_scheduled(NAME, TOPIC, NAME.due_ms)
     return book
 
 
-def told(name: TimerName = NAME, verdict: Verdict = Verdict.SCHEDULED, other: int = 0) -> ToldRow:
-    return ToldRow(name.seq, verdict, name, TimerName(1_000, other) if other else None)
+def told(
+    name: TimerName = NAME, verdict: Verdict = Verdict.SCHEDULED, other: int = 0
+) -> AnsweredRow:
+    return AnsweredRow(name.seq, verdict, name, TimerName(1_000, other) if other else None)
 
 
 def row(name: TimerName = NAME, fired_at_ms: int = 1_000, payload: bytes = b"x") -> DeliveredRow:
@@ -106,7 +108,7 @@ def test_timer_at_another_offset_and_request_with_two_timers_are_told_twice() ->
     with pytest.raises(Broken, match="twice"):
         book.seen((1, 1), row(other), 1)
     with pytest.raises(Broken, match="twice"):
-        book.answered_again([told(NAME)], [told(other)])
+        book.check_repeat([told(NAME)], [told(other)])
 
 
 def test_letter_that_is_not_the_message_that_it_was_is_told() -> None:
@@ -124,12 +126,12 @@ def test_firing_before_the_due_time_is_early() -> None:
     with pytest.raises(Broken, match="early"):
         book_of(NAME).seen(PLACE, row(fired_at_ms=999), 1)
     with pytest.raises(Broken, match="early"):
-        book_of().scheduled(NAME, TOPIC, 1_001)
+        book_of().check_scheduled(NAME, TOPIC, 1_001)
 
 
 def test_promised_timer_that_is_not_in_the_log_is_lost() -> None:
     with pytest.raises(Broken, match="lost"):
-        book_of().scheduled(TimerName(1_000, 8), TOPIC)
+        book_of().check_scheduled(TimerName(1_000, 8), TOPIC)
 
 
 def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -> None:
@@ -158,19 +160,19 @@ def test_cancel_whose_answer_differs_from_the_log_lies(outcome: int, end: int | 
     if end is not None:
         book.fates.ends[NAME.seq] = end
     with pytest.raises(Broken, match="cancel"):
-        book.cancel_answered(NAME, outcome)
+        book.check_cancel(NAME, outcome)
 
 
 def test_timer_is_cancelled_once_and_that_of_a_deleted_topic_is_not_judged() -> None:
     book = book_of()
     book.fates.ends[NAME.seq] = story.CANCELLED
-    book.cancel_answered(NAME, CANCELLED)
-    book.cancel_answered(NAME, ALREADY_CANCELLED)
+    book.check_cancel(NAME, CANCELLED)
+    book.check_cancel(NAME, ALREADY_CANCELLED)
     with pytest.raises(Broken, match="cancel"):
-        book.cancel_answered(NAME, CANCELLED)
+        book.check_cancel(NAME, CANCELLED)
     book.fates.ends[NAME.seq] = story.DROPPED
     book.fates.gone.add(NAME.seq)
-    book.cancel_answered(NAME, ALREADY_FIRED)
+    book.check_cancel(NAME, ALREADY_FIRED)
 
 
 def test_delivery_after_its_ack_and_one_that_does_not_say_again_are_told() -> None:
@@ -180,7 +182,7 @@ def test_delivery_after_its_ack_and_one_that_does_not_say_again_are_told() -> No
         book.seen(PLACE, row(), 1)
     book.seen(PLACE, row(), 2)
     book.fates.done.add(PLACE)
-    book.told_acked(PLACE, counts=True)
+    book.check_ack(PLACE, counts=True)
     with pytest.raises(Broken, match="acked"):
         book.seen(PLACE, row(), 3)
 
@@ -193,7 +195,7 @@ def test_ack_that_the_log_lacks_is_told(ended: str, checker: str) -> None:
     if ended:
         getattr(book.fates, ended).add(PLACE)
     with pytest.raises(Broken, match=checker):
-        book.told_acked(PLACE, counts=True)
+        book.check_ack(PLACE, counts=True)
 
 
 def handed_out(epoch: int, at_ms: int) -> Delivery:
@@ -213,16 +215,16 @@ def handed_out(epoch: int, at_ms: int) -> Delivery:
 
 
 def test_deposed_leader_that_hands_out_is_told() -> None:
-    PromiseBook().handed_out("node 1", handed_out(3, 5), Epoch(3))
+    PromiseBook().check_delivery("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="handout"):
-        PromiseBook().handed_out("node 1", handed_out(2, 5), Epoch(3))
+        PromiseBook().check_delivery("node 1", handed_out(2, 5), Epoch(3))
 
 
 def test_nacked_message_that_comes_before_its_time_is_told() -> None:
     book = PromiseBook(nacks={(1, 7): 5, (1, 8): 99, (2, 7): 99})
-    book.handed_out("node 1", handed_out(3, 5), Epoch(3))
+    book.check_delivery("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="nack"):
-        book.handed_out("node 1", handed_out(3, 4), Epoch(3))
+        book.check_delivery("node 1", handed_out(3, 4), Epoch(3))
 
 
 def test_counts_that_do_not_add_up_are_told() -> None:
@@ -230,10 +232,10 @@ def test_counts_that_do_not_add_up_are_told() -> None:
     world.run(5)
     machine = world.town.apps()[0].engine.machine
     book = world.town.book
-    book.applied("node 1", machine, machine.voters)  # type: ignore[arg-type]
+    book.check_counts("node 1", machine, machine.voters)  # type: ignore[arg-type]
     machine.counts.fired += 1
     with pytest.raises(Broken, match="conservation"):
-        book.applied("node 1", machine, machine.voters)  # type: ignore[arg-type]
+        book.check_counts("node 1", machine, machine.voters)  # type: ignore[arg-type]
 
 
 def test_offset_that_a_group_never_got_is_lost() -> None:
@@ -263,7 +265,7 @@ def test_answer_about_a_key_is_compared_with_the_log() -> None:
         with pytest.raises(Broken, match="key"):
             book.check_key(told(TimerName(1_000, seq), verdict, other))
     with pytest.raises(Broken, match="lost"):
-        book.scheduled(TimerName(1_000, 8), TOPIC)
+        book.check_scheduled(TimerName(1_000, 8), TOPIC)
 
 
 def test_timer_ends_for_one_other_timer_and_as_the_log_has_it() -> None:
@@ -276,13 +278,13 @@ def test_timer_ends_for_one_other_timer_and_as_the_log_has_it() -> None:
     with pytest.raises(Broken, match="key"):
         book.check_key(told(TimerName(1_000, 10), Verdict.REPLACED, NAME.seq))
     with pytest.raises(Broken, match="key"):
-        book.rescheduled(NAME, after)
+        book.check_reschedule(NAME, after)
 
 
 def test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule() -> None:
     book, key = book_of(), ("a", b"k")
     book.fates.ends[9] = story.RESCHEDULED
-    book.rescheduled(TimerName(5, 9), NAME, key)
+    book.check_reschedule(TimerName(5, 9), NAME, key)
     assert book.timers[NAME] == key
 
 
@@ -309,44 +311,44 @@ def op(kind: Op, *offsets: int) -> GroupOp:
 
 def test_what_is_handed_out_in_order_breaks_nothing() -> None:
     book, x, y = order_book()
-    book.handed_out(ordered("key_shared", 0, 2, consumer=x))
-    book.handed_out(ordered("key_shared", 1, consumer=y))
-    book.committed(op(Op.ACK, 0))
-    book.committed(op(Op.NACK, 2))
-    book.handed_out(ordered("key_shared", 2, 4, consumer=y))
-    book.ack_asked(1, [1])
-    book.handed_out(ordered("key_shared", 3, consumer=x))
-    book.handed_out(ordered("failover", 1, 2, 3, consumer=x, epoch=4))
+    book.check_delivery(ordered("key_shared", 0, 2, consumer=x))
+    book.check_delivery(ordered("key_shared", 1, consumer=y))
+    book.note_commit(op(Op.ACK, 0))
+    book.note_commit(op(Op.NACK, 2))
+    book.check_delivery(ordered("key_shared", 2, 4, consumer=y))
+    book.note_ack_request(1, [1])
+    book.check_delivery(ordered("key_shared", 3, consumer=x))
+    book.check_delivery(ordered("failover", 1, 2, 3, consumer=x, epoch=4))
 
 
 def test_message_before_an_earlier_one_of_its_key_is_told() -> None:
     book, x, y = order_book()
     with pytest.raises(Broken, match=r"order: g .key_shared. of t gets 2 before 0"):
-        book.handed_out(ordered("key_shared", 2, consumer=x))
-    book.handed_out(ordered("key_shared", 0, consumer=x))
+        book.check_delivery(ordered("key_shared", 2, consumer=x))
+    book.check_delivery(ordered("key_shared", 0, consumer=x))
     with pytest.raises(Broken, match="gets 2 before 0"):
-        book.handed_out(ordered("key_shared", 2, consumer=y))
+        book.check_delivery(ordered("key_shared", 2, consumer=y))
     with pytest.raises(Broken, match="gets 2 before 0"):
-        book.handed_out(ordered("exclusive", 2, consumer=x, epoch=4))
+        book.check_delivery(ordered("exclusive", 2, consumer=x, epoch=4))
 
 
 def test_message_that_expired_alone_is_waited_for_until_then_and_no_longer() -> None:
     book, x, _ = order_book()
-    book.handed_out(ordered("exclusive", 0, consumer=x))
+    book.check_delivery(ordered("exclusive", 0, consumer=x))
     with pytest.raises(Broken, match="gets 2 before 1"):
-        book.handed_out(ordered("exclusive", 2, consumer=x))
-    book.committed(op(Op.EXPIRE, 1))
-    book.handed_out(ordered("exclusive", 2, consumer=x))
+        book.check_delivery(ordered("exclusive", 2, consumer=x))
+    book.note_commit(op(Op.EXPIRE, 1))
+    book.check_delivery(ordered("exclusive", 2, consumer=x))
 
 
 def test_message_that_comes_again_behind_what_was_not_taken_back_is_told() -> None:
     book, x, _ = order_book()
-    book.handed_out(ordered("failover", 0, 1, consumer=x))
-    book.committed(op(Op.NACK, 0))
+    book.check_delivery(ordered("failover", 0, 1, consumer=x))
+    book.note_commit(op(Op.NACK, 0))
     with pytest.raises(Broken, match="gets 0 again behind 1"):
-        book.handed_out(ordered("failover", 0, consumer=x))
-    book.committed(op(Op.RECALL, 1))
-    book.handed_out(ordered("failover", 0, 1, consumer=x))
+        book.check_delivery(ordered("failover", 0, consumer=x))
+    book.note_commit(op(Op.RECALL, 1))
+    book.check_delivery(ordered("failover", 0, 1, consumer=x))
 
 
 def test_group_that_is_not_where_it_was_sought_to_is_told() -> None:
@@ -356,11 +358,11 @@ def test_group_that_is_not_where_it_was_sought_to_is_told() -> None:
     topic = next(each for each in machine.topics.values() if each.groups)
     group = next(iter(topic.groups.values()))
     sought = GroupOp(Op.SEEK, topic.topic_id, group.group_id, np.array([group.cursor], np.uint64))
-    world.town.book._sought(machine, SeekApplied(sought, group))
+    world.town.book._check_seek(machine, SeekApplied(sought, group))
     world.town.book.first_lives.clear()
     group.cursor = QueueOffset(group.cursor - 1)
     with pytest.raises(Broken, match="seek"):
-        world.town.book._sought(machine, SeekApplied(sought, group))
+        world.town.book._check_seek(machine, SeekApplied(sought, group))
 
 
 def test_replica_that_is_behind_at_the_end_is_not_asked_for_what_came_since(
@@ -370,4 +372,4 @@ def test_replica_that_is_behind_at_the_end_is_not_asked_for_what_came_since(
     world.run(5)
     ahead, behind = world.town.apps()[0], SimpleNamespace(applied_index=1, node=None)
     monkeypatch.setattr(world.town, "apps", lambda: [behind, ahead])
-    assert world.town._whole() == [ahead]
+    assert world.town._newest_apps() == [ahead]

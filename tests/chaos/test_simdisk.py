@@ -192,7 +192,7 @@ def test_full_disk_takes_what_fits_and_fails_with_enospc() -> None:
 def test_flipped_bit_is_seen_now_and_after_a_crash() -> None:
     disk = fresh()
     disk.write_atomic(PATH, bytes(100))
-    found = disk.synced(random.Random(1), ROOT)
+    found = disk.synced_byte(random.Random(1), ROOT)
     assert found is not None
     path, position = found
     assert path == PATH
@@ -202,7 +202,7 @@ def test_flipped_bit_is_seen_now_and_after_a_crash() -> None:
     assert sum(damaged) == damaged[position]
     disk.crash(random.Random(1))
     assert disk.read(PATH) == damaged
-    assert disk.synced(random.Random(1), Path("/other")) is None
+    assert disk.synced_byte(random.Random(1), Path("/other")) is None
 
 
 def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:

@@ -47,8 +47,10 @@ def test_short_run_without_root_is_ok(
     assert events.count("strike") == events.count("healed") >= 1
     assert events[-1] == "drained"
     of = [line["strike"] for line in read(RunFolder(folder).faults) if line["event"] == "kill"]
-    assert set(of) <= {number for number, _ in enumerate(RunFolder(folder).said()["schedule"], 1)}
-    told = RunFolder(folder).said()
+    assert set(of) <= {
+        number for number, _ in enumerate(RunFolder(folder).read_about()["schedule"], 1)
+    }
+    told = RunFolder(folder).read_about()
     assert told["missing"].keys() == {"network", "disks"}
     assert told["failures"] == []
     assert (folder / "logs/n1.log").stat().st_size
@@ -98,7 +100,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
     if os.geteuid() == 0:
         assert f"-{harness.pid}-" not in run_program("ip", "netns")
     assert str(folder) not in Path("/proc/self/mounts").read_text()
-    assert RunFolder(folder).said()["state"] == "running"
+    assert RunFolder(folder).read_about()["state"] == "running"
     report = job.audit(spark, RunFolder(folder))
     # What fired as the clients were dead and the nodes were not was given to nobody.
     assert report.summary["violations"].keys() <= {"lost"}, report.summary

@@ -221,7 +221,7 @@ async def test_changer_writes_down_changes_of_series(run: RunFolder) -> None:
         ("alter_series", "a", {"said": {"paused": False}}),
         ("delete_series", "a", {}), ("delete_series", "b", {}),
     ]  # fmt: skip
-    done = [await changer.done(op, client.change(), key=key, **more) for op, key, more in changes]
+    done = [await changer.change(op, client.change(), key=key, **more) for op, key, more in changes]
     assert done == [True, True, False, True, False]
     changer.close()
     found = told(run.histories / "c.jsonl")
@@ -244,7 +244,7 @@ async def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: R
     assert await changer.seek("g", time_ms=1_000)
     assert not await changer.seek("g", start="latest")
     for surely in (True, False):
-        assert await changer.done("delete_group", client.delete_group(), group="g") == surely
+        assert await changer.change("delete_group", client.delete_group(), group="g") == surely
     await changer.redrive("t.g.dead", None)
     await changer.redrive("t.g.dead", 3)  # some may be sent
     changer.close()

@@ -277,7 +277,7 @@ def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
     refused = 0
     for _ in range(100):
         disk, engine = flushed(busy_log())
-        place = disk.synced(rng, Path("/"))
+        place = disk.synced_byte(rng, Path("/"))
         assert place is not None
         disk.flip(*place, mask=1 << rng.randrange(8))
         try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from chaos.audit.report.figures import PLANES
-from chaos.history.history import RUNNING, RunFolder, leader_kills_told
+from chaos.history.history import RUNNING, RunFolder, leader_kills_text
 
 SHOWN_MAX: Final = 10
 """The most failures in the text, and the most strikes that are listed per reason."""
@@ -29,7 +29,7 @@ def about(run: RunFolder) -> dict[str, Any]:
     Raises:
         ValueError: run.json is damaged, or its `failures` are not a list.
     """
-    said = run.said()
+    said = run.read_about()
     if not isinstance(failures := said.get("failures") or [], list):
         raise ValueError(f"{run.about}: failures = {failures!r}: must be a list")
     machine = _of(said, "machine", dict, {})
@@ -56,46 +56,46 @@ def _strikes(those: list[dict[str, Any]]) -> str:
     return f"{len(those)}, " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
 
 
-def _of(said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
-    value = said.get(name)
+def _of(about: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
+    value = about.get(name)
     return value if isinstance(value, kind) else otherwise
 
 
-def title(said: dict[str, Any]) -> str:
+def title(about: dict[str, Any]) -> str:
     """Return the scenario, seed and commit in words; empty: run.json has none of them."""
-    names = ((name, said.get(name)) for name in ("seed", "commit"))
+    names = ((name, about.get(name)) for name in ("seed", "commit"))
     words = [f"{name} {value}" for name, value in names if value not in (None, "")]
-    scenario = said.get("scenario")
+    scenario = about.get("scenario")
     return ", ".join(filter(None, (scenario and str(scenario), *words)))
 
 
-def limits(said: dict[str, Any]) -> list[str]:
+def limits(about: dict[str, Any]) -> list[str]:
     """Return a line for each part that the run did not test."""
-    lines = [f"left out: {line}" for line in said["left_out"]]
-    lines += [f"without {line}" for line in said["without"]]
-    return lines + [f"not struck: {line}" for line in said["not_struck"]]
+    lines = [f"left out: {line}" for line in about["left_out"]]
+    lines += [f"without {line}" for line in about["without"]]
+    return lines + [f"not struck: {line}" for line in about["not_struck"]]
 
 
-def describe(said: dict[str, Any]) -> Iterator[str]:
+def describe(about: dict[str, Any]) -> Iterator[str]:
     """Yield the description as text, line by line, without the failures."""
-    if words := title(said):
+    if words := title(about):
         yield f"run: {words}"
-    yield from limits(said)
+    yield from limits(about)
 
 
-def failures_told(said: dict[str, Any]) -> Iterator[str]:
+def failure_texts(about: dict[str, Any]) -> Iterator[str]:
     """Yield the failures of the run itself as text."""
-    failures = said["failures"]
+    failures = about["failures"]
     for failure in failures[:SHOWN_MAX]:
         yield "the run itself FAILED: " + failure.strip().replace("\n", "\n    ")
     if len(failures) > SHOWN_MAX:
         yield f"… {len(failures)} failures in total, see run.json"
 
 
-def why_bad(said: dict[str, Any]) -> str:
+def why_bad(about: dict[str, Any]) -> str:
     """Return why the run is bad apart from the verdict on the promises; empty: it is not."""
-    number = len(said["failures"])
-    if said.get("state") == RUNNING:
+    number = len(about["failures"])
+    if about.get("state") == RUNNING:
         return "the harness did not finish: results that its clients waited for may be missing"
     if not number:
         return ""
@@ -106,7 +106,7 @@ def why_bad(said: dict[str, Any]) -> str:
 def facts(s: dict[str, Any]) -> Iterator[str]:
     """Yield the facts of a summary: of the log, the nodes, faults and deliveries."""
     yield from _of_nodes(s)
-    if kills := leader_kills_told(s["leader_kills"]):
+    if kills := leader_kills_text(s["leader_kills"]):
         yield kills
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: the next firing, of epoch {gap['epoch']}"

@@ -26,7 +26,7 @@ def lateness(evidence: RunEvidence, phases: Sequence[Phase]) -> DataFrame:
     rows = [(each.name, each.start_ms, each.end_ms) for each in phases]
     schema = "name STRING, start_ms BIGINT, end_ms BIGINT"
     stretches = evidence.spark.createDataFrame(rows, schema)
-    return evidence.ask("figures", "lateness", stretches=stretches)
+    return evidence.query("figures", "lateness", stretches=stretches)
 
 
 def of_faults(
@@ -38,15 +38,15 @@ def of_faults(
     """
     if not faults:
         return [], []
-    evidence.keep("gaps", evidence.ask("figures", "gaps"))
-    faults = recovered(evidence, faults, end_ms)
+    evidence.keep("gaps", evidence.query("figures", "gaps"))
+    faults = with_recoveries(evidence, faults, end_ms)
     late, gaps = lateness_by_fault(evidence, faults), unavailability(evidence, faults)
     return faults, [of_gaps | of_late for of_gaps, of_late in zip(gaps, late, strict=True)]
 
 
-def recovered(evidence: RunEvidence, faults: Sequence[Fault], end_ms: int) -> list[Fault]:
+def with_recoveries(evidence: RunEvidence, faults: Sequence[Fault], end_ms: int) -> list[Fault]:
     """Return the faults with their recoveries, by the query `recoveries`."""
-    rows = evidence.ask("figures", "recoveries", faults=_table(evidence, faults)).collect()
+    rows = evidence.query("figures", "recoveries", faults=_table(evidence, faults)).collect()
     back = {row["number"]: row["at_ms"] for row in rows}
     return [
         replace(each, recovered_ms=end_ms, recovered=False)
@@ -60,9 +60,9 @@ def lateness_by_fault(
     evidence: RunEvidence, faults: Sequence[Fault]
 ) -> list[dict[str, int | None]]:
     """Return FAULT_LATE of each fault; None: no timer could fire in it, or none was delivered."""
-    reaches = evidence.ask("figures", "reaches", faults=_table(evidence, faults))
-    histogram = evidence.ask("figures", "lateness_in", stretches=reaches)
-    rows = evidence.ask("figures", "percentiles", late=histogram).collect()
+    reaches = evidence.query("figures", "reaches", faults=_table(evidence, faults))
+    histogram = evidence.query("figures", "lateness_in", stretches=reaches)
+    rows = evidence.query("figures", "percentiles", late=histogram).collect()
     found = {(int(row["number"]), row["what"]): row.asDict() for row in rows}
     return [
         {
@@ -78,7 +78,7 @@ def unavailability(evidence: RunEvidence, faults: Sequence[Fault]) -> list[dict[
 
     Length 0: no gap of at least `gap_ms`.
     """
-    rows = evidence.ask("figures", "longest_gaps", faults=_table(evidence, faults)).collect()
+    rows = evidence.query("figures", "longest_gaps", faults=_table(evidence, faults)).collect()
     found = {(row["number"], row["plane"]): row.asDict() for row in rows}
     return [
         {

@@ -67,7 +67,7 @@ def describe(report: Report) -> Iterator[str]:
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield from (f"not judged: {what}" for what in s["not_looked_at"])
-    yield from about.failures_told(s["run"])  # at the end, which is often all that is kept
+    yield from about.failure_texts(s["run"])  # at the end, which is often all that is kept
     yield report.line()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.queries import Tables, ask
+from chaos.audit.rules.queries import Tables, query
 from chaos.audit.rules.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
@@ -34,10 +34,10 @@ def not_looked_at(
     `tables`: lines, groups, states, fates. `nodes`: all that did not lose their disks.
     """
     found, lines = [], tables["lines"]
-    rows = ask("clients", "unread", tables).collect()
+    rows = query("clients", "unread", tables).collect()
     if unread := [f"{row['group_name']} of {row['name']}" for row in rows]:
         found.append(f"deliveries of {len(unread)} groups, which no history opened: {_few(unread)}")
-    if rows := ask("clients", "unasked", tables).collect():
+    if rows := query("clients", "unasked", tables).collect():
         timers, topics = sum(row["timers"] for row in rows), _few([row["name"] for row in rows])
         found.append(f"{timers:,} timers of topics in which no history requests any: {topics}")
     sizes = F.size("marks"), F.when(F.col("outcome") == "unknown", F.size("marks"))
@@ -53,7 +53,7 @@ def not_looked_at(
         if part > UNKNOWN_SHARE_MAX * whole:
             found.append(f"{what}{part:,} of {whole:,} {why}")
     lasts = {life["node"]: life["last"] for life in summary["nodes"]}
-    said = [_reported(tables["states"], name, lasts) for name in ("scheduled", "digest")]
+    said = [_reporting_nodes(tables["states"], name, lasts) for name in ("scheduled", "digest")]
     for what, shown, why in (
         ("counts", said[0], "states.jsonl has none of the last fifth of the log"),
         ("digests", said[1], "states.jsonl has none of the last fifth of the log"),
@@ -70,7 +70,7 @@ def not_looked_at(
     return found
 
 
-def _reported(states: DataFrame, column: str, lasts: Mapping[str, int]) -> set[str]:
+def _reporting_nodes(states: DataFrame, column: str, lasts: Mapping[str, int]) -> set[str]:
     """Return the nodes that reported a value near the end of their log. `lasts`: its last entry."""
     rows = states.where(f"{column} IS NOT NULL").groupBy("node").agg(F.max("index")).collect()
     return {node for node, index in rows if index >= 0.8 * lasts.get(node, 0)}

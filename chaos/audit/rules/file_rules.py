@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules.findings import Findings
-from chaos.audit.rules.queries import Tables, ask
+from chaos.audit.rules.queries import Tables, query
 from chaos.history.history import RunFolder
 from chaos.spark import state_files
 from chaos.spark.timerstate import ManifestState, node_states, pending_rows
@@ -50,7 +50,7 @@ def in_queues(story: Tables, queued: DataFrame, states: Sequence[ManifestState])
     `queued`: the rows of the files of `states`, state_files.QUEUED.
     """
     tables = story | {"queued": queued, "manifests": _manifests(queued.sparkSession, states)}
-    return {name: ask("files", name, tables) for name in ("untrue_in_queues", "missing_in_queues")}
+    return {n: query("files", n, tables) for n in ("untrue_in_queues", "missing_in_queues")}
 
 
 def _manifests(spark: SparkSession, states: Sequence[ManifestState]) -> DataFrame:
@@ -70,7 +70,7 @@ def _judge_queues(findings: Findings, story: Tables, states: Sequence[ManifestSt
     rows.unpersist()
 
 
-def judged(
+def judge_files(
     findings: Findings, run: RunFolder, story: Tables, states: Sequence[ManifestState]
 ) -> dict[str, Any]:
     """Add the violations of nodes' files; return their pending timers as a part of the summary.
@@ -82,8 +82,8 @@ def judged(
         return {"files": [], "files_unread": []}
     spark, files = story["fates"].sparkSession, []
     tables = story | {"manifests": _manifests(spark, states)}
-    has = _by_node(ask("files", "run_sums", {"run_rows": pending_rows(spark, states)}))
-    says = _by_node(ask("files", "fate_sums", tables))
+    has = _by_node(query("files", "run_sums", {"run_rows": pending_rows(spark, states)}))
+    says = _by_node(query("files", "fate_sums", tables))
     for each in states:
         pending, its_hash, damaged, why = has.get(each.node, (0, 0, 0, None))
         files.append({"node": each.node, "index": each.index, "pending": pending})
@@ -92,7 +92,7 @@ def judged(
         elif (pending, its_hash) != says.get(each.node, (0, 0)):
             tables["run_rows"] = pending_rows(spark, [each])
             place = {"node": F.lit(each.node), "index": F.lit(each.index)}
-            bad = ask("files", "wrong", tables, index=each.index).withColumns(place).cache()
+            bad = query("files", "wrong", tables, index=each.index).withColumns(place).cache()
             missing, extra = bad.where("times < 1"), bad.where("times >= 1")
             findings.add({"missing_in_files": missing, "extra_in_files": extra}, order=["seq"])
             bad.unpersist()

@@ -30,7 +30,7 @@ class Findings:
         """
         for name, rows in found.items():
             if number := rows.count():
-                self.note(name, shown(rows, [*order, *rows.columns], self.most), number)
+                self.note(name, head(rows, [*order, *rows.columns], self.most), number)
 
     def note(self, name: str, rows: Sequence[Mapping[str, Any]], number: int | None = None) -> None:
         """Add the offenders of one violation. `number`: how many there are; None: all are here."""
@@ -39,6 +39,6 @@ class Findings:
             self.offenders += [{"verdict": name} | dict(row) for row in rows]
 
 
-def shown(rows: DataFrame, order: Sequence[str], most: int = OFFENDERS_MAX) -> list[dict[str, Any]]:
+def head(rows: DataFrame, order: Sequence[str], most: int = OFFENDERS_MAX) -> list[dict[str, Any]]:
     """Return the first rows in order of these columns."""
     return [row.asDict() for row in rows.orderBy(*order).limit(most).collect()]

@@ -65,26 +65,26 @@ def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
     return merged
 
 
-def judged(evidence: RunEvidence, excused: Sequence[Stretch]) -> tuple[Tables, dict[str, int]]:
+def firings(evidence: RunEvidence, excused: Sequence[Stretch]) -> tuple[Tables, dict[str, int]]:
     """Return violation -> offenders; and the numbers of long waits, and of those not judged."""
     evidence.tables["excuses"] = evidence.spark.createDataFrame([*excused], EXCUSES)
-    late = {"late": evidence.ask("waits", "late")}
+    late = {"late": evidence.query("waits", "late")}
     if evidence.has("occurrences"):
-        late["planned_late"] = evidence.ask("waits", "planned_late")
-    delivered, figures = judged_deliveries(evidence)
+        late["planned_late"] = evidence.query("waits", "planned_late")
+    delivered, figures = deliveries(evidence)
     return late | delivered, figures
 
 
-def judged_deliveries(evidence: RunEvidence) -> tuple[Tables, dict[str, int]]:
+def deliveries(evidence: RunEvidence) -> tuple[Tables, dict[str, int]]:
     """Return the same for deliveries. Nothing is judged if the difference of clocks is unknown."""
     bound_ms = evidence.values["bound_ms"]
     if bound_ms is None:
         return {}, {"long": 0, "unjudged": 0}
-    found = evidence.ask("waits", "long_waits").cache()
+    found = evidence.query("waits", "long_waits").cache()
     long, covered = found.count(), found.where("since_ms >= received_ms").count()
     waiting = found.where(f"received_ms - since_ms > {bound_ms}")
     left = waiting.count()
     if not left:
         return {}, {"long": long, "unjudged": covered}
-    late = evidence.ask("waits", "delivered_late", waiting=waiting).cache()
+    late = evidence.query("waits", "delivered_late", waiting=waiting).cache()
     return {"delivered_late": late}, {"long": long, "unjudged": covered + left - late.count()}

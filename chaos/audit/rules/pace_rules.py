@@ -20,16 +20,16 @@ _MS_BITS: Final = 44
 """Of a place in the order of deliveries: epoch, then time."""
 
 
-def starved(deliveries: DataFrame) -> DataFrame:
+def starved_messages(deliveries: DataFrame) -> DataFrame:
     """Return the messages that too many deliveries passed: topic, group, offset, passed, allowed.
 
     `deliveries`: from the query `shared_deliveries`.
     """
     schema = "topic STRING, `group` STRING, offset BIGINT, passed BIGINT, allowed BIGINT"
-    return deliveries.groupBy("topic", "group").applyInArrow(_passed, schema)
+    return deliveries.groupBy("topic", "group").applyInArrow(_passed_counts, schema)
 
 
-def _passed(given: pa.Table) -> pa.Table:
+def _passed_counts(given: pa.Table) -> pa.Table:
     names = ("epoch", "handed_out_ms", "fired_at_ms", "offset", "attempt")
     epoch, at_ms, fired_ms, offset, attempt = (given[name].to_numpy() for name in names)
     epoch = epoch << _MS_BITS

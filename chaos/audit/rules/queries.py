@@ -119,21 +119,21 @@ class RunEvidence:
         """Add a table, stored in the work folder; return the stored one. `file`: else `name`."""
         path = self._work / (file or name)
         table.write.mode("overwrite").parquet(str(path))
-        self.tables[name] = stored(table.sparkSession, path, table.schema)
+        self.tables[name] = stored_table(table.sparkSession, path, table.schema)
         return self.tables[name]
 
-    def judged(self, subject: str) -> Tables:
+    def violations(self, subject: str) -> Tables:
         """Return violation -> offenders, by the queries of a subject."""
         return {
-            name: _asked(subject, query.text, self.tables, self.values)
+            name: _query(subject, query.text, self.tables, self.values)
             for name, query in queries(subject).items()
             if not query.occasions or any(map(self.has, query.occasions))
             if all(self.values[each] is not None for each in _PARAMETER.findall(query.text))
         }
 
-    def ask(self, subject: str, name: str, **tables: DataFrame) -> DataFrame:
+    def query(self, subject: str, name: str, **tables: DataFrame) -> DataFrame:
         """Return the rows of one query. `tables`: further ones that it reads."""
-        return _asked(subject, queries(subject)[name].text, self.tables | tables, self.values)
+        return _query(subject, queries(subject)[name].text, self.tables | tables, self.values)
 
     def has(self, occasion: str) -> bool:
         """Return whether an operation occurs in the histories, or a table or view has rows."""
@@ -141,24 +141,24 @@ class RunEvidence:
             rows = self.tables["lines"].select("op").distinct().collect()
             self._seen = {row["op"]: True for row in rows}
         if occasion not in self._seen and (occasion in self.tables or occasion in queries("views")):
-            found = _asked("views", f"TABLE {occasion}", self.tables, self.values)
+            found = _query("views", f"TABLE {occasion}", self.tables, self.values)
             self._seen[occasion] = bool(found.head(1))
         return self._seen.get(occasion, False)
 
 
-def stored(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
+def stored_table(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
     """Return the table in a folder of Parquet files. Without rows, Spark's plans leave it out."""
     table = spark.read.schema(schema).parquet(str(path))  # to infer the schema is a job of its own
     rows = any(pq.read_metadata(file).num_rows for file in path.glob("*.parquet"))
     return table if rows else table.limit(0)
 
 
-def ask(subject: str, name: str, tables: Tables, **values: int | None) -> DataFrame:
+def query(subject: str, name: str, tables: Tables, **values: int | None) -> DataFrame:
     """Return the rows of one query of some tables."""
-    return _asked(subject, queries(subject)[name].text, tables, values)
+    return _query(subject, queries(subject)[name].text, tables, values)
 
 
-def _asked(subject: str, text: str, tables: Tables, values: Mapping[str, int | None]) -> DataFrame:
+def _query(subject: str, text: str, tables: Tables, values: Mapping[str, int | None]) -> DataFrame:
     views: dict[str, str] = {}
     names = {*_READ.findall(text)}
     known = queries("views") | queries(subject)

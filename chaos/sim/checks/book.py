@@ -15,7 +15,7 @@ import numpy as np
 
 from chaos.oracle import story
 from chaos.sim.checks.fatebook import FateBook
-from chaos.sim.checks.keybook import Key, TimerName, ToldRow, check_list
+from chaos.sim.checks.keybook import AnsweredRow, Key, TimerName, check_list
 from chaos.sim.checks.latebook import LateBook
 from chaos.sim.checks.leasebook import CreditBook, LeaseBook, PaceBook
 from chaos.sim.checks.orderbook import OrderBook
@@ -82,7 +82,7 @@ class PromiseBook:
 
     timers: dict[TimerName, Key] = field(default_factory=dict)
     """Timers that an answer reported as scheduled -> their topic and key; an empty key: none."""
-    asked_ends: set[TimerName | Key] = field(default_factory=set)
+    requested_ends: set[TimerName | Key] = field(default_factory=set)
     """Timers and keys of requests that may end a timer."""
     cancelled: set[TimerName] = field(default_factory=set)
     """A cancel returned CANCELLED."""
@@ -110,9 +110,9 @@ class PromiseBook:
     """Requests that were rejected because another one has their id."""
     nacks: dict[Place, int] = field(default_factory=dict)
     """The time of the last committed nack of a message."""
-    nacks_told: set[Place] = field(default_factory=set)
+    answered_nacks: set[Place] = field(default_factory=set)
     """Messages of which a nack returned NACKED."""
-    asked_up_to: dict[int, int] = field(default_factory=dict)
+    requested_up_to: dict[int, int] = field(default_factory=dict)
     """Group id -> the greatest offset of an `ack up to`, delivered or not."""
     policies: PolicyBook = field(init=False)
     fates: FateBook = field(default_factory=FateBook)
@@ -159,17 +159,17 @@ class PromiseBook:
                     for offset, at_ms in zip(op.offsets.tolist(), op.not_before_ms, strict=True):
                         self.nacks[op.group, offset] = int(at_ms)
                 if isinstance(op, GroupOp):
-                    self.order.committed(op)
+                    self.order.note_commit(op)
 
-    def applied(self, node: "SimNode", machine: Machine, applied: Applied) -> None:
+    def check_counts(self, node: "SimNode", machine: Machine, applied: Applied) -> None:
         """Check P7 on a replica that has just applied an entry."""
-        self.order.fired(machine)
+        self.order.note_fire(machine)
         if isinstance(applied, GroupApplied):
             for result in applied.results:
                 if isinstance(result, SeekApplied):
-                    self._sought(machine, result)
+                    self._check_seek(machine, result)
                 elif isinstance(result, MoveApplied):
-                    _check_moved(machine, result)
+                    _check_move(machine, result)
         if isinstance(applied, Checkpoint):
             check_list(node, machine)
         counts, held = machine.counts, machine.store.pending
@@ -178,7 +178,7 @@ class PromiseBook:
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
 
-    def _sought(self, machine: Machine, sought: SeekApplied) -> None:
+    def _check_seek(self, machine: Machine, sought: SeekApplied) -> None:
         group, before = sought.group, sought.op.group
         if group.group_id in self.first_lives:
             return  # another replica has applied the entry before
@@ -202,11 +202,11 @@ class PromiseBook:
 
     # ---- the leaders' deliveries
 
-    def handed_out(self, node: object, delivery: Delivery, served: Epoch) -> None:
+    def check_delivery(self, node: object, delivery: Delivery, served: Epoch) -> None:
         """Check P5: only the newest `served` epoch delivers, and no nacked message too early."""
         if delivery.epoch < served:
             raise Broken("handout", f"{node} under epoch {delivery.epoch}; {served} is served")
-        self.order.handed_out(delivery)
+        self.order.check_delivery(delivery)
         group = delivery.group
         for offset in delivery.lease.offsets.tolist():
             not_before = self.nacks.get((group.group_id, offset), 0)
@@ -225,7 +225,7 @@ class PromiseBook:
     def check_expiry(self, delivery: Delivery, index: int) -> None:
         """Check that no expired message is delivered, by the policies before the entry `index`."""
         topic, group = delivery.topic, delivery.group.group_id
-        ttl_ms = self.policies.fields_at(index, topic.name).get("ttl_ms")
+        ttl_ms = self.policies.rules(index, topic.name).get("ttl_ms")
         for offset in delivery.lease.offsets.tolist():
             due_ms = self.fates.queues[topic.topic_id][offset].due_ms
             over = (group, offset) in self.fates.over
@@ -235,12 +235,12 @@ class PromiseBook:
 
     # ---- producers
 
-    def asked(self, payloads: list[bytes]) -> None:
+    def note_request(self, payloads: list[bytes]) -> None:
         """Note a request that is about to be sent for the first time."""
         for payload in payloads:
             self.payloads[payload] = None
 
-    def scheduled(self, name: TimerName, key: Key, requested_ms: int | None = None) -> None:
+    def check_scheduled(self, name: TimerName, key: Key, requested_ms: int | None = None) -> None:
         """Check a promised timer (P1): it is in the log.
 
         `requested_ms` is None for a delay, or if policies may make the due time earlier.
@@ -251,18 +251,18 @@ class PromiseBook:
         if requested_ms is not None and name.due_ms < requested_ms:
             raise Broken("early", f"{name} was asked for {requested_ms}")
 
-    def check_key(self, told: ToldRow) -> None:
+    def check_key(self, row: AnsweredRow) -> None:
         """Check the answer about a row with a key."""
-        other = told.other.seq if told.other else 0
-        found = self.fates.ends.get(told.seq), self.fates.others.get(told.seq, 0)
-        end = found[0] if told.is_timer else _NO_TIMER[told.verdict]
+        other = row.other.seq if row.other else 0
+        found = self.fates.ends.get(row.seq), self.fates.others.get(row.seq, 0)
+        end = found[0] if row.is_timer else _NO_TIMER[row.verdict]
         if found != (end, other):
-            raise Broken("key", f"{told}, not {found}")
-        if told.verdict is Verdict.REPLACED:
-            assert told.other is not None
-            self.changed(told.other, story.REPLACED, told.name)
+            raise Broken("key", f"{row}, not {found}")
+        if row.verdict is Verdict.REPLACED:
+            assert row.other is not None
+            self.check_change(row.other, story.REPLACED, row.name)
 
-    def answered_again(self, first: list[ToldRow], again: list[ToldRow]) -> None:
+    def check_repeat(self, first: list[AnsweredRow], again: list[AnsweredRow]) -> None:
         """Check P2: a retried request returns the first answer."""
         if first != again:
             raise Broken("twice", f"a request was answered {first}, then {again}")
@@ -273,7 +273,7 @@ class PromiseBook:
         if not self.fates.bodies.get(text, set()) - {body}:
             raise Broken("request", f"{text!r} of {body} was refused, and no other has it")
 
-    def cancel_answered(self, name: TimerName, outcome: int) -> None:
+    def check_cancel(self, name: TimerName, outcome: int) -> None:
         """Check P4: the answer to a cancel is true, except for timers of a deleted topic."""
         end = self.fates.end_of(name)
         is_true = end in _CANCEL_ENDS.get(outcome, (end,)) or name.seq in self.fates.gone
@@ -282,17 +282,17 @@ class PromiseBook:
         if outcome == CANCELLED:
             self.cancelled.add(name)
 
-    def changed(self, name: TimerName, end: int, successor: TimerName | None) -> None:
+    def check_change(self, name: TimerName, end: int, successor: TimerName | None) -> None:
         """Check an answer by which a pending timer ended, once, for another one or for none."""
         if self.successors.setdefault(name, successor) != successor:
             raise Broken("key", f"{name} ended for {self.successors[name]} and {successor}")
         if self.fates.end_of(name) != end:
             raise Broken("key", f"{name} ended for {successor}: {self.fates.end_of(name)}")
 
-    def rescheduled(self, old: TimerName, new: TimerName, by: Key | None = None) -> None:
+    def check_reschedule(self, old: TimerName, new: TimerName, by: Key | None = None) -> None:
         """Check a reschedule: `new` fires in place of `old`. `by`: the key that named the timer."""
-        self.changed(old, story.RESCHEDULED, new)
-        self.scheduled(new, by or self.timers.get(old, ("?", b"")))
+        self.check_change(old, story.RESCHEDULED, new)
+        self.check_scheduled(new, by or self.timers.get(old, ("?", b"")))
 
     # ---- consumers
 
@@ -328,7 +328,7 @@ class PromiseBook:
         if row.fired_at_ms < name.due_ms:
             raise Broken("early", f"{name} fired at {row.fired_at_ms}")
 
-    def told_acked(self, place: Place, *, counts: bool) -> None:
+    def check_ack(self, place: Place, *, counts: bool) -> None:
         """Check a confirmed ack. `counts`: nothing else had ended the message before."""
         if counts and place in self.fates.over:
             raise Broken("expiry", f"{place}: its ack was told, and it had expired")
@@ -340,7 +340,7 @@ class PromiseBook:
 
     def asks_up_to(self, group: int, offset: int) -> None:
         """Note the request of an `ack up to` an offset."""
-        self.asked_up_to[group] = max(self.asked_up_to.get(group, 0), offset)
+        self.requested_up_to[group] = max(self.requested_up_to.get(group, 0), offset)
 
     def acked_up_to(self, group: int, offset: int) -> None:
         """Note its confirmation."""
@@ -354,7 +354,7 @@ class PromiseBook:
         self.fates.at_end()
         for name, key in self.timers.items():
             end = self.fates.end_of(name)
-            asked = name in self.asked_ends or key in self.asked_ends
+            asked = name in self.requested_ends or key in self.requested_ends
             if end not in (story.FIRED, story.DROPPED) and not (end in CHANGED and asked):
                 raise Broken("lost", f"{name} never fired: {end}")
         self._groups_at_end(app.engine.machine)
@@ -364,7 +364,7 @@ class PromiseBook:
             for rows in self.whole:
                 if len({self.payloads[row] is None for row in rows}) > 1:
                     raise Broken("torn", f"of {rows} some became timers, and some did not")
-        missing = self.nacks_told - self.nacks.keys()
+        missing = self.answered_nacks - self.nacks.keys()
         if missing:
             raise Broken("nack", f"told NACKED, but the log has none: {sorted(missing)}")
 
@@ -394,7 +394,7 @@ class PromiseBook:
             for group in topic.groups.values():
                 if group.name == dead_letters.GROUP:
                     continue  # no client consumes dead letters
-                number, asked = int(group.group_id), self.asked_up_to.get(group.group_id, -1)
+                number, asked = int(group.group_id), self.requested_up_to.get(group.group_id, -1)
                 for at in range(self.fates.story.groups[number].start, topic.queue.end):
                     place = number, at
                     passed = at <= asked and place in self.fates.done
@@ -402,7 +402,7 @@ class PromiseBook:
                         raise Broken("lost", f"{group.name} of {topic.name} never got {place}")
 
 
-def _check_moved(machine: Machine, moved: MoveApplied) -> None:
+def _check_move(machine: Machine, moved: MoveApplied) -> None:
     """Check that a message that was moved from a group is not there any more."""
     group = machine.topics[moved.op.topic].group_by_id.get(moved.op.group)
     if group is not None and not group.is_acked(moved.op.offsets).all():

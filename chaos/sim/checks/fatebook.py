@@ -62,7 +62,7 @@ from timer.state.machine import Machine
 
 SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
-APART_MAX: Final = 20
+SEARCH_ROWS_MAX: Final = 20
 """The limits of releases in worlds: so low that a release takes several FIREs."""
 CHANGED: Final = (apply_results.CANCELLED, apply_results.RESCHEDULED, apply_results.ENTRY_FULL)
 _CHECKERS: Final = {FIRED: "twice", CANCELLED: "cancel", REPLACED: "key", RESCHEDULED: "key"}
@@ -107,7 +107,8 @@ class FateBook(StoryBook):
         """Begin with an empty log."""
         self.story = LogStory(self, Path(), pending_max=1 << 40)
         held = self.story.held
-        held.sweep_rows, held.sweep_topics, held.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+        held.sweep_rows, held.sweep_topics = SWEEP_ROWS, SWEEP_TOPICS
+        held.search_rows_max = SEARCH_ROWS_MAX
         self.ends: dict[int, int] = {}
         """Seq -> its end, as far as it is known."""
         self.dropped: set[TimerName] = set()
@@ -168,10 +169,10 @@ class FateBook(StoryBook):
                 text = f"{old} of {self.homes[old]} is {new} of {self.story.topics[topic]}"
                 raise Broken("redrive", text)
 
-    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+    def messages(self, table: str, group: GroupStory, rows: Any) -> None:
         """Note acks, and messages that expired."""
-        if what != "returns":
-            into = self.done if what == "acks" else self.over
+        if table != "returns":
+            into = self.done if table == "acks" else self.over
             into.update((group.group_id, offset) for offset in rows["queue_offset"].tolist())
 
     # ---- entries
@@ -195,10 +196,10 @@ class FateBook(StoryBook):
         fate.timers, fate.repeats = story.timers, story.intake.repeats
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
         there = [topic for topic in story.topics if topic not in story.deleted]
-        fate.spans = {topic: (story.kept[topic].begin, story.kept[topic].end) for topic in there}
+        fate.spans = {each: (story.queues[each].begin, story.queues[each].end) for each in there}
         if entry.kind is EntryKind.CHECKPOINT:
             for topic in there:
-                held, pending = len(story.held.of.get(topic, ())), len(story.pending_of(topic))
+                held, pending = len(story.held.topics.get(topic, ())), len(story.pending_of(topic))
                 fate.pending[topic] = held, pending
                 cursors = story.cursors(topic)
                 self.retained += bool(cursors) and min(cursors) > fate.spans[topic][0]
@@ -246,8 +247,8 @@ class FateBook(StoryBook):
             return  # it has no effect
         offsets = op.offsets.tolist()
         if op.op is Op.EXPIRE_BELOW:
-            offsets = range(self.story.kept[op.topic].begin, offsets[0])
-        ttl_ms = self.story.said_of(op.topic, "ttl_ms")
+            offsets = range(self.story.queues[op.topic].begin, offsets[0])
+        ttl_ms = self.story.rule_of(op.topic, "ttl_ms")
         for offset in offsets:
             due_ms = self.queues[op.topic][offset].due_ms
             if not ttl_ms or due_ms + ttl_ms > entry.time_ms:
@@ -261,15 +262,15 @@ class FateBook(StoryBook):
         fate = self._fates.pop(entry.index)
         match applied:
             case SeriesApplied() | OccurrencesApplied():
-                self._recurred(entry, fate, machine)
+                self._check_occurrences(entry, fate, machine)
             case ScheduleApplied():
-                self._scheduled(entry, fate, machine, applied)
+                self._check_schedule(entry, fate, machine, applied)
             case CancelApplied() | RescheduleApplied():
-                self._changed(entry, fate, applied)
+                self._check_changes(entry, fate, applied)
             case FireApplied():
-                self._fired(entry, fate, applied)
+                self._check_fire(entry, fate, applied)
             case GroupApplied(results):
-                self._moved(entry, fate, results)
+                self._check_moves(entry, fate, results)
             case DeleteTopicApplied(dropped=dropped) if dropped != fate.lost:
                 raise Broken("dropped", f"{entry.index}: {dropped} of {fate.lost} went along")
             case Checkpoint():
@@ -280,7 +281,7 @@ class FateBook(StoryBook):
                 pass
         _check_queues(entry, fate, machine)
 
-    def _scheduled(
+    def _check_schedule(
         self, entry: Entry, fate: EntryFate, machine: Machine, applied: ScheduleApplied
     ) -> None:
         schedule = decode_schedule(entry.payload)
@@ -296,7 +297,7 @@ class FateBook(StoryBook):
         found = f"{machine.counts.scheduled} timers, not {fate.timers}"
         raise Broken(checker, f"{entry.index}: {found}")
 
-    def _recurred(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
+    def _check_occurrences(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
         there = {
             view.series_id: (view.number, (view.due_ms, view.seq) if view.seq else None)
             for view in machine.series.views(machine.series.ids_of(None, 0, 1 << 30))
@@ -304,7 +305,7 @@ class FateBook(StoryBook):
         if there != fate.series or machine.counts.scheduled != fate.timers:
             raise Broken("series", f"{entry.index}: {there}, not {fate.series}")
 
-    def _changed(
+    def _check_changes(
         self, entry: Entry, fate: EntryFate, applied: CancelApplied | RescheduleApplied
     ) -> None:
         """A change finds a timer if and only if it is pending."""
@@ -322,7 +323,7 @@ class FateBook(StoryBook):
                 checker = "held" if pended else "dropped"
                 raise Broken(checker, f"{entry.index}: {name}: {result}, pending: {pended}")
 
-    def _fired(self, entry: Entry, fate: EntryFate, applied: FireApplied) -> None:
+    def _check_fire(self, entry: Entry, fate: EntryFate, applied: FireApplied) -> None:
         ended: TopicEnds = defaultdict(lambda: ([], []))
         for at, moves in enumerate(((*applied.fired, *applied.released), applied.dropped)):
             for number, rows in moves:
@@ -343,7 +344,7 @@ class FateBook(StoryBook):
         checkers = [_CHECKERS.get(self.ends.get(seq, PENDING), "conservation") for seq in extra]
         return checkers[0] if checkers else "conservation"
 
-    def _moved(self, entry: Entry, fate: EntryFate, results: Sequence[object]) -> None:
+    def _check_moves(self, entry: Entry, fate: EntryFate, results: Sequence[object]) -> None:
         moves = [each for each in results if isinstance(each, MoveApplied)]
         found = [(int(move.op.group), int(move.new.sum())) for move in moves if move.new.any()]
         if found == fate.moved:
@@ -365,12 +366,12 @@ class FateBook(StoryBook):
         """Return the number of timers that fired into topics that a replica has deleted."""
         deleted = self.story.deleted.items()
         topics = (topic for topic, (at, _) in deleted if at <= machine.applied_index)
-        return sum(self.story.kept[topic].end for topic in topics)
+        return sum(self.story.queues[topic].end for topic in topics)
 
     def at_end(self) -> None:
         """All topics that resumed hold no timer any more."""
         for topic in self.story.held.releases:
-            if held := self.story.held.of.get(topic):
+            if held := self.story.held.topics.get(topic):
                 raise Broken("held", f"topic {topic} never went on: {[*held]}")
 
 

@@ -33,7 +33,7 @@ Key = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class ToldRow:
+class AnsweredRow:
     """The answer to a producer about one row."""
 
     seq: int

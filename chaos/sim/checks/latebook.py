@@ -30,7 +30,7 @@ LATE_MS: Final = 700
 AFTER_MS: Final = 3_000
 STUCK_MS: Final = 5_000
 """Ten times the longest flush while no disk is slow."""
-LOOK_US: Final = 50_000
+CHECK_INTERVAL_US: Final = 50_000
 """How often the books look at the world."""
 SHIFT_MS: Final = 10
 """A clock that moved by more between two looks was corrected; it drifts by 4 % at most."""
@@ -66,7 +66,7 @@ class LateBook:
             self.steady_us = now_us + AFTER_MS * 1_000
         self._seen, self._shift_ms = seen, shift_ms
 
-    def fired(self, app: "EngineApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
+    def judge(self, app: "EngineApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
         """Judge the timers that fire, as the leader applies the entry at its `clock_ms`."""
         now_us = app.node.world.timeline.now_us
         steady_ms = (now_us - self.steady_us) // 1_000

@@ -36,7 +36,7 @@ class LeaseBook:
     unsent: dict[_Key, tuple[object, _Counts]] = field(default_factory=dict)
     """Message -> (leader, its counts) of a delivery that was dropped before it was sent."""
 
-    def extended(
+    def check_extension(
         self,
         leader: object,
         to: tuple[Group, ConsumerStream],
@@ -51,12 +51,12 @@ class LeaseBook:
             if verdict == ACCEPT:
                 self.until[group.group_id, offset] = leader, consumer, until_ms
 
-    def returned(self, group: Group, offsets: Iterable[int]) -> None:
+    def note_return(self, group: Group, offsets: Iterable[int]) -> None:
         """Messages were nacked, or given back."""
         for offset in offsets:
             self.until.pop((group.group_id, offset), None)
 
-    def left(self, consumer: ConsumerStream) -> None:
+    def note_leave(self, consumer: ConsumerStream) -> None:
         """A consumer is gone."""
         mine = [key for key, (_, whose, _) in self.until.items() if whose is consumer]
         for key in mine:
@@ -69,7 +69,7 @@ class LeaseBook:
             for offset, counts in _counts(delivery):  # none was acked or recalled
                 self.unsent[lease.group_id, offset] = leader, counts
 
-    def handed_out(self, leader: object, delivery: Delivery, mono_ms: int) -> None:
+    def check_delivery(self, leader: object, delivery: Delivery, mono_ms: int) -> None:
         """A leader hands messages out: none is held for another consumer; counts are as before."""
         group = delivery.group
         for offset, counts in _counts(delivery):
@@ -97,23 +97,23 @@ class CreditBook:
     of it.
     """
 
-    left: dict[object, int] = field(default_factory=dict)
+    credit: dict[object, int] = field(default_factory=dict)
     """Stream -> messages that its node may send."""
 
-    def granted(self, stream: object, messages: int) -> None:
+    def note_grant(self, stream: object, messages: int) -> None:
         """A node got credit for a stream; the first opens it."""
-        self.left[stream] = self.left.get(stream, 0) + messages
+        self.credit[stream] = self.credit.get(stream, 0) + messages
 
-    def ended(self, stream: object) -> None:
+    def note_end(self, stream: object) -> None:
         """A node got the end of a stream's credit."""
-        self.left[stream] = 0
+        self.credit[stream] = 0
 
-    def delivered(self, stream: object, messages: int) -> None:
+    def check_delivery(self, stream: object, messages: int) -> None:
         """A leader delivers messages on a stream, no more than it has credit for."""
-        left = self.left.get(stream, 0)
+        left = self.credit.get(stream, 0)
         if messages > left:
             raise Broken("credit", f"{messages} messages on a stream with credit for {left}")
-        self.left[stream] = left - messages
+        self.credit[stream] = left - messages
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class PaceBook:
     judged: int = 0
     """Deliveries of groups with a rate."""
 
-    def handed_out(self, delivery: Delivery, rate: int, now_us: int) -> None:
+    def check_delivery(self, delivery: Delivery, rate: int, now_us: int) -> None:
         """Check a delivery. `rate`: most messages a second to each group; 0: no limit."""
         if not rate:
             return

@@ -70,7 +70,7 @@ class OrderBook:
     turns: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(Group id, epoch) -> (messages delivered, those that passed a more urgent one)."""
 
-    def fired(self, machine: Machine) -> None:
+    def note_fire(self, machine: Machine) -> None:
         """Note the keys of new messages. Their pages are in memory: the entry was just applied."""
         for topic_id, topic in machine.topics.items():
             keys = self.keys.setdefault(topic_id, [])
@@ -87,15 +87,15 @@ class OrderBook:
                         self.priorities[topic_id].append(priority_of(payload))
                     keys.append(key or b"/%d" % len(keys))
 
-    def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
+    def note_ack_request(self, group_id: int, offsets: Iterable[int]) -> None:
         """Note requested acks. A leader may count them before they are committed."""
         self.done.setdefault(group_id, set()).update(offsets)
 
-    def committed(self, op: GroupOp) -> None:
+    def note_commit(self, op: GroupOp) -> None:
         """Note an op of the log. A message that came back is in flight at no consumer."""
         offsets = op.offsets.tolist()
         if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
-            self.ack_asked(op.group, offsets)
+            self.note_ack_request(op.group, offsets)
         elif op.op in (Op.NACK, Op.ENDED, Op.RECALL):
             _, held = self.flights.get(op.group, (0, {}))
             for offset in offsets:
@@ -108,7 +108,7 @@ class OrderBook:
             if held.get(offset) is delivery.lease.consumer:
                 del held[offset]
 
-    def handed_out(self, delivery: Delivery) -> None:
+    def check_delivery(self, delivery: Delivery) -> None:
         """Check that no message comes before an earlier one of its key, or apart from it."""
         group, consumer = delivery.group, delivery.lease.consumer
         kind, group_id = group.settings.type, group.group_id

@@ -58,7 +58,7 @@ class PolicyBook:
     )
     """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
 
-    def fields_at(self, index: int, topic: str) -> dict[str, Any]:
+    def rules(self, index: int, topic: str) -> dict[str, Any]:
         """Return the fields in force for a topic at an entry."""
         story = self.fates.story
         gone = {number: at for number, (at, _) in story.deleted.items()}
@@ -85,7 +85,7 @@ class PolicyBook:
             if not takings:
                 continue  # it has an id, and no producer
             topic = self.fates.story.topics[int(rows["topic"][0])]
-            rules = self.fields_at(entry.index, topic)
+            rules = self.rules(entry.index, topic)
             limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
             if limit is not None and most > limit:
                 raise Broken("policy", f"{entry.index}: {most} bytes in {topic}, {rules}")
@@ -101,10 +101,8 @@ class PolicyBook:
             if applied.results[at] != RESCHEDULED or not takings:
                 continue
             times = [(requested_ms, due_ms)]
-            if not any(
-                _fits(self.fields_at(entry.index, topic), one, times) for topic, one in takings
-            ):
-                said = self.fields_at(entry.index, takings[0][0])
+            if not any(_fits(self.rules(entry.index, topic), one, times) for topic, one in takings):
+                said = self.rules(entry.index, takings[0][0])
                 raise Broken("policy", f"{entry.index}: to {due_ms}, {said}, {takings}")
 
     def _target(self, targets: Targets, at: int) -> object:
@@ -217,7 +215,7 @@ class QuotaBook:
             self._within(entry, machine.topics[topic_id], machine)  # type: ignore[index]
 
     def _within(self, entry: Entry, topic: Topic, machine: Machine) -> None:
-        said: dict[str, Any] = self.policies.fields_at(entry.index, topic.name)
+        said: dict[str, Any] = self.policies.rules(entry.index, topic.name)
         views = machine.series.views(machine.series.ids_of([topic.topic_id], 0, 1 << 20))
         free = [len(each.spec.payload) for each in views if each.seq]  # no quota rejects these
         there = topic.counts.pending - len(free), topic.pending_bytes - sum(free)

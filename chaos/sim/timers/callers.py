@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from chaos.oracle.story import CANCELLED
-from chaos.sim.checks.keybook import Key, TimerName, ToldRow
+from chaos.sim.checks.keybook import AnsweredRow, Key, TimerName
 from chaos.sim.checks.policybook import Acceptance
-from chaos.sim.timers.node_results import Reply, ids_of, named
+from chaos.sim.timers.node_results import Reply, ids_of, names_of
 from chaos.sim.timers.operators import SimOperator, after
 from chaos.sim.world.sim_node import WALL_START_MS
 from timer.entries.payloads import Keys, Targets
@@ -48,14 +48,14 @@ KEYED: Final = 0.4
 """Share of the requests that have keys."""
 RESEND_US: Final = 1_500_000
 """Time after which a producer resends a request."""
-AGAIN: Final = 0.05
+REPEATED: Final = 0.05
 """Probability that a producer resends an answered request, in worlds with `again`."""
-AGAIN_OF: Final = 8
+REPEATABLE: Final = 8
 """The resent request is one of this many last answered ones."""
 LONG_MS: Final = 10 * 365 * 86_400_000
 """Ten years: more than any fault moves a clock."""
 SHORT_MS: Final = 1_500
-CALL_AGAIN_US: Final = 900_000
+RETRY_US: Final = 900_000
 """Time after which a caller resends a request."""
 OTHER: Final = 0.1
 """Share of new requests that get an id used before, if there is one."""
@@ -82,7 +82,7 @@ class SimRequest:
     window_ms: int = 0
     """Time for which the cluster remembers the id."""
     sent_us: int = -(1 << 60)
-    names: list[ToldRow] | None = None
+    names: list[AnsweredRow] | None = None
     """The first answer. None before it."""
     other: tuple[str, list[tuple[str, int]], list[bytes]] | None = None
     """Way, rows and payloads of another request that was sent under the same number. None if there
@@ -100,25 +100,25 @@ class SimProducer:
         self.waiting: list[SimRequest] = []
         self._mine: list[TimerName] = []
         self._registering_us = -(1 << 60)
-        self._answered_last: deque[SimRequest] = deque(maxlen=AGAIN_OF)
+        self._last_answered: deque[SimRequest] = deque(maxlen=REPEATABLE)
 
     def act(self) -> None:
         """Do one thing: schedule, resend, or cancel."""
         app = self._town.leader()
         if app is None:
             return
-        again = self._town.world.options.again and self._answered_last
-        if again and self._rng.random() < AGAIN:
-            self._town.send(app, self._rng.choice(self._answered_last), self._answered)
+        again = self._town.world.options.again and self._last_answered
+        if again and self._rng.random() < REPEATED:
+            self._town.send(app, self._rng.choice(self._last_answered), self._on_answer)
         now_us = self._town.world.timeline.now_us
         if self.producer_id is None:
             if now_us - self._registering_us > RESEND_US:
                 self._registering_us = now_us
-                self._town.line.ask(app, app.register, self._token, self._town.reply(self._known))
+                self._town.line.ask(app, app.register, self._token, self._town.reply(self._on_id))
             return
         if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
             for request in self.waiting:
-                self._town.send(app, request, self._answered)
+                self._town.send(app, request, self._on_answer)
             return
         if self._town.closing or len(self.waiting) >= 4:
             return
@@ -127,7 +127,7 @@ class SimProducer:
             return
         self._schedule(app, self.producer_id)
 
-    def _known(self, result: int) -> None:
+    def _on_id(self, result: int) -> None:
         if result:  # 0: another producer has the drawn id
             self.producer_id = ProducerId(result)
 
@@ -155,10 +155,10 @@ class SimProducer:
         request = SimRequest(way, rows, _payloads(*number, len(rows)), number, keys, mode)
         request.payloads = [each + self._town.padding for each in request.payloads]
         self._next += 1
-        self._town.book.asked(request.payloads)
-        self._town.book.asked_ends.update((topic, key) for key in keys)
+        self._town.book.note_request(request.payloads)
+        self._town.book.requested_ends.update((topic, key) for key in keys)
         self.waiting.append(request)
-        self._town.send(app, request, self._answered)
+        self._town.send(app, request, self._on_answer)
 
     def _give_up(self) -> None:
         """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
@@ -166,9 +166,9 @@ class SimProducer:
         self._token = self._token[:8] + self._lives.to_bytes(8, "little")
         self.producer_id, self._next = None, 1
         self.waiting.clear()
-        self._answered_last.clear()
+        self._last_answered.clear()
 
-    def _answered(self, request: SimRequest, result: object) -> None:
+    def _on_answer(self, request: SimRequest, result: object) -> None:
         book = self._town.book
         if request.names is None and request not in self.waiting:
             return  # the request was given up
@@ -186,22 +186,22 @@ class SimProducer:
                 request.other = request.other or asked
                 request.way, request.rows = "delay_ms", [(topic, 0) for topic, _ in request.rows]
                 request.payloads = _payloads(*request.producer, len(request.rows))
-                book.asked(request.payloads)
+                book.note_request(request.payloads)
         book.quotas.refused += isinstance(result, QuotaReachedError)
         if isinstance(result, EngineError):
             return  # act() sends it again after RESEND_US
         assert isinstance(result, list)
         if request.names is not None:
-            book.answered_again(request.names, result)
+            book.check_repeat(request.names, result)
             return
         request.names = result
-        self._answered_last.append(request)
+        self._last_answered.append(request)
         self.waiting.remove(request)
         keys = request.keys or [b""] * len(result)
         plain = request.way == "due_ms" and not self._town.world.options.policies
         for told, (topic, wanted), key in zip(result, request.rows, keys, strict=True):
             if told.is_timer:
-                book.scheduled(told.name, (topic, key), wanted if plain else None)
+                book.check_scheduled(told.name, (topic, key), wanted if plain else None)
                 self._mine.append(told.name)
             if key:
                 book.check_key(told)
@@ -213,12 +213,12 @@ class SimProducer:
         key, names = None, list[TimerName]()
         if not self._mine or rng.random() < 0.3:
             key = rng.choice(self._town.topics), rng.choice(KEYS)
-            book.asked_ends.add(key)
+            book.requested_ends.add(key)
         elif delay_ms is None and self._town.world.options.crowds:
             names = self._mine[-20:]
         else:
             names = [rng.choice(self._mine[-8:])] * rng.choice((1, 1, 1 + (delay_ms is None)))
-        book.asked_ends.update(names)
+        book.requested_ends.update(names)
 
         def work(leader: Leader, reply: Reply) -> None:
             if key is not None:
@@ -236,22 +236,22 @@ class SimProducer:
             else:
                 leader.cancel(targets.due_ms, targets.seq, reply)
 
-        self._town.ask(app, work, partial(self._changed, names, key))
+        self._town.ask(app, work, partial(self._check_change, names, key))
 
-    def _changed(self, names: list[TimerName], key: Key | None, result: Any) -> None:
+    def _check_change(self, names: list[TimerName], key: Key | None, result: Any) -> None:
         """Check the answer to a change of timers by their names, or of the one with a key."""
         book = self._town.book
         if isinstance(result, RescheduleApplied):
             if result.results.tolist() == [apply_results.RESCHEDULED]:
-                [old], [new] = named(result.targets), named(result.timers)
-                book.rescheduled(old, new, key)
+                [old], [new] = names_of(result.targets), names_of(result.timers)
+                book.check_reschedule(old, new, key)
                 self._mine.append(new)
         elif isinstance(result, CancelApplied):
             if result.results.tolist() == [apply_results.CANCELLED]:
-                book.changed(named(result.targets)[0], CANCELLED, None)
+                book.check_change(names_of(result.targets)[0], CANCELLED, None)
         else:
             for name, outcome in zip(names, result.tolist(), strict=True):
-                book.cancel_answered(name, outcome)
+                book.check_cancel(name, outcome)
 
     def _note_move(self, app: "EngineApp", target: object, topic: str, delay_ms: int) -> None:
         floor_ms = app.engine.machine.last_read_time_ms
@@ -279,17 +279,17 @@ class SimCaller(SimOperator):
         if app is None:
             return
         now_us = self.town.world.timeline.now_us
-        if self.waiting and now_us - self.waiting[0].sent_us > CALL_AGAIN_US:
+        if self.waiting and now_us - self.waiting[0].sent_us > RETRY_US:
             request = self.waiting[0]
             if rng.random() < 0.1 and not self.town.closing:
                 self.waiting.remove(request)  # the client died; the outcome stays unknown
                 self._past.append(request)
             else:
-                self.town.send(app, request, self._answered)
+                self.town.send(app, request, self._on_answer)
         elif self.town.closing:
             return
         elif self._past and rng.random() < 0.3:
-            self.town.send(app, rng.choice(self._past[-6:]), self._answered)
+            self.town.send(app, rng.choice(self._past[-6:]), self._on_answer)
         elif len(self.waiting) < 3:
             self._new(app)
 
@@ -310,15 +310,15 @@ class SimCaller(SimOperator):
         ]
         payloads = [b"%s/%d/%d" % (text, body, at) for at in range(count)]
         request = SimRequest("delay_ms", rows, payloads, text=text, body=body, window_ms=window_ms)
-        book.asked(payloads)
+        book.note_request(payloads)
         if window_ms == SHORT_MS:
             book.repeatable.update(payloads)
         else:
             book.whole.append(payloads)
         self.waiting.append(request)
-        self.town.send(app, request, self._answered)
+        self.town.send(app, request, self._on_answer)
 
-    def _answered(self, request: SimRequest, result: object) -> None:
+    def _on_answer(self, request: SimRequest, result: object) -> None:
         book = self.town.book
         if isinstance(result, InvalidRequestError):  # by policy, or another request has the id
             if not self.town.world.options.policies:
@@ -329,10 +329,10 @@ class SimCaller(SimOperator):
             return  # act() sends it again after CALL_AGAIN_US
         assert isinstance(result, list)
         if request.window_ms == LONG_MS and request.names is not None:
-            book.answered_again(request.names, result)
+            book.check_repeat(request.names, result)
         if request.names is None or request.window_ms == SHORT_MS:
             for told, (topic, _) in zip(result, request.rows, strict=True):
-                book.scheduled(told.name, (topic, b""))
+                book.check_scheduled(told.name, (topic, b""))
         request.names = result
         if request in self.waiting:
             self.waiting.remove(request)

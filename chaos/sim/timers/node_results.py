@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chaos.sim.checks.book import DeliveredRow
-from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.checks.keybook import AnsweredRow, TimerName
 from timer.entries.payloads import Ids
 from timer.leader.groups.group_delivery import Delivery
 from timer.model.timer_errors import EngineError
@@ -16,7 +16,7 @@ Reply = Callable[[object], None]
 """Takes the result of a request, or its error, back to the client."""
 
 
-def unanswered(result: object) -> None:
+def ignore(result: object) -> None:
     """Drop an answer."""
 
 
@@ -33,7 +33,7 @@ def rows_of(delivery: Delivery) -> list[DeliveredRow]:
     return out
 
 
-def told(result: object) -> object:
+def outcomes_of(result: object) -> object:
     """Return the outcome of each row of a request, or the error of the request."""
     if isinstance(result, EngineError):
         return result
@@ -48,11 +48,11 @@ def told(result: object) -> object:
                 other = TimerName(int(answer.verdicts.due_ms[at]), int(answer.verdicts.seq[at]))
         if verdict is Verdict.KEPT and other is not None:
             name = other
-        out.append(ToldRow(answer.first_seq + at, verdict, name, other))
+        out.append(AnsweredRow(answer.first_seq + at, verdict, name, other))
     return out
 
 
-def named(timers: Ids) -> list[TimerName]:
+def names_of(timers: Ids) -> list[TimerName]:
     """Return the names of timers as a list."""
     return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
 
@@ -63,6 +63,6 @@ def ids_of(names: list[TimerName]) -> Ids:
     return Ids(np.array(due, np.int64), np.array(seq, np.uint64))
 
 
-def listed(result: object) -> object:
+def list_of(result: object) -> object:
     """Return an array as a list, and an error unchanged."""
     return result if isinstance(result, EngineError) else np.asarray(result).tolist()

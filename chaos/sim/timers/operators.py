@@ -13,7 +13,7 @@ import numpy as np
 
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.orderbook import headers_of
-from chaos.sim.timers.node_results import ids_of, unanswered
+from chaos.sim.timers.node_results import ids_of, ignore
 from timer.entries.payloads import AlterGroup
 from timer.entries.policies import CATCH_UPS, CLUSTER, Scope, ScopePolicy
 from timer.leader.groups import dead_letters
@@ -107,7 +107,7 @@ class SimOperator:
         def work(leader: Leader) -> None:
             wide = not name or name.endswith("/")
             scope = Scope(name.rstrip("/")) if wide else Scope("", app.topic(name).topic_id)
-            leader.set_policy(scope, ScopePolicy(**said), unset, app.now(), unanswered)
+            leader.set_policy(scope, ScopePolicy(**said), unset, app.now(), ignore)
 
         self.ask(app, work)
 
@@ -167,14 +167,14 @@ class SimKeeper(SimOperator):
         rng = self.rng
         place = rng.choice(self.town.topics), rng.choice(GROUPS)
         if rng.random() < 0.2:
-            self.ask(app, lambda leader: leader.groups.delete(app.group(*place), unanswered))
+            self.ask(app, lambda leader: leader.groups.delete(app.group(*place), ignore))
         elif self.town.world.options.redrives and rng.random() < 0.2:
             name = rng.choice(sorted(ALTERED))
             changes = {name: rng.choice(ALTERED[name])}
 
             def alter(leader: Leader) -> None:
                 group = app.group(*place)
-                leader.groups.alter(AlterGroup(group.topic, group.group_id, changes), unanswered)
+                leader.groups.alter(AlterGroup(group.topic, group.group_id, changes), ignore)
 
             self.ask(app, alter)
         else:
@@ -185,10 +185,10 @@ class SimKeeper(SimOperator):
                 queue = leader.machine.topics[group.topic].queue
                 offset = queue.begin + round(where * (queue.end - queue.begin))
                 if by == "offset":
-                    leader.groups.seek(group, QueueOffset(offset), unanswered)
+                    leader.groups.seek(group, QueueOffset(offset), ignore)
                 else:
                     time_ms = UnixMs(now_ms - int(where * SEEK_MS))
-                    leader.groups.seek_time(group, time_ms, unanswered)
+                    leader.groups.seek_time(group, time_ms, ignore)
 
             self.ask(app, seek)
 
@@ -202,7 +202,7 @@ class SimRemover(SimOperator):
         name = self.rng.choice(self.town.topics)
 
         def delete(leader: Leader) -> None:
-            leader.delete_topic(app.topic(name).topic_id, app.now(), unanswered)
+            leader.delete_topic(app.topic(name).topic_id, app.now(), ignore)
 
         self.ask(app, delete)
 
@@ -234,7 +234,7 @@ def _redrive_youngest(leader: Leader, group: Group) -> None:
     free = group.unacked_count(queue.end) and leader.groups.states(group, last).free[0]
     if free and not group.is_acked(last)[0] and queue.count_in_memory(last):
         with suppress(EngineError):
-            leader.groups.redrive(group, last, unanswered)
+            leader.groups.redrive(group, last, ignore)
 
 
 def _redrive(app: "EngineApp", leader: Leader, group: Group, most: int) -> None:
@@ -244,14 +244,14 @@ def _redrive(app: "EngineApp", leader: Leader, group: Group, most: int) -> None:
     def take(delivery: Delivery) -> None:
         took.append(delivery)
         with suppress(EngineError):
-            leader.groups.redrive(group, delivery.lease.offsets, unanswered)
+            leader.groups.redrive(group, delivery.lease.offsets, ignore)
 
     def over() -> None:
         if app.engine.leader is leader:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             app.plane.kick()
 
-    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, most, unanswered)
+    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, most, ignore)
     consumer.withdraw, consumer.single_lease = lambda lease_id: [lease_id], True
     leader.groups.join(group, consumer)
     app.node.later(REDRIVE_WAIT_US, over)
@@ -324,9 +324,9 @@ class SimRecurrer(SimOperator):
 
                 def work(leader: Leader) -> None:
                     if kind == "cancel":
-                        leader.cancel(timer.due_ms, timer.seq, unanswered)
+                        leader.cancel(timer.due_ms, timer.seq, ignore)
                     else:
-                        leader.reschedule(timer, None, when, app.now(), unanswered)
+                        leader.reschedule(timer, None, when, app.now(), ignore)
 
                 self.ask(app, work)
 
@@ -341,9 +341,7 @@ class SimRecurrer(SimOperator):
     def _ask(self, method: str, *args: Any) -> None:
         """Let a node call a method of its leader's intake of series."""
         if (app := self.town.leader()) is not None:
-            self.ask(
-                app, lambda leader: getattr(leader.series, method)(*args, app.now(), unanswered)
-            )
+            self.ask(app, lambda leader: getattr(leader.series, method)(*args, app.now(), ignore))
 
 
 def scopes(app: "EngineApp") -> list[tuple[str, ScopePolicy]]:

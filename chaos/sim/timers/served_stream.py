@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from chaos.sim.timers.node_results import Reply, listed, rows_of
+from chaos.sim.timers.node_results import Reply, list_of, rows_of
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
@@ -22,7 +22,7 @@ from timer.ready.group import Group
 
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import EngineApp
-    from chaos.sim.timers.town import HeldMessages, SimStream
+    from chaos.sim.timers.town import LeasedMessages, SimStream
 
 LEASE_MS: Final = 2_000
 
@@ -69,13 +69,13 @@ class ServedStream:
     def _end(self, why: EngineError) -> None:
         del why
         self._app.streams.pop(self._stream, None)
-        self._line.stream(self._stream.consumer.ended, self._stream)
+        self._line.stream(self._stream.consumer.on_end, self._stream)
 
     # ---- deliveries
 
     def _deliver(self, delivery: Delivery) -> None:
         messages, consumer = len(delivery.lease.offsets), self._stream.consumer
-        self._book.credit.delivered(self._stream, messages)
+        self._book.credit.check_delivery(self._stream, messages)
         group_id, rows = delivery.group.group_id, rows_of(delivery)
         take = partial(consumer.take, self._stream, delivery, self._app, group_id, rows)
         self._waiting.append(UnsentDelivery(delivery, messages, take))
@@ -83,12 +83,12 @@ class ServedStream:
             return
         if us := consumer.stall_us():
             self._stalled = True
-            self._app.node.later(us, self._read_again)
+            self._app.node.later(us, self._retry_waiting)
         else:
             self._waiting.clear()
             self._line.stream(take)
 
-    def _read_again(self) -> None:
+    def _retry_waiting(self) -> None:
         """Send the waiting deliveries whose messages are all leased; grant the others' credit."""
         self._stalled = self._consumer.paused = False
         waiting, self._waiting = self._waiting, []
@@ -114,7 +114,7 @@ class ServedStream:
         messages = sum(each.messages for each in dropped)
         self._consumer.credit += messages
         self._consumer.paused = True
-        self._book.credit.granted(self._stream, messages)
+        self._book.credit.note_grant(self._stream, messages)
         return self._not_sent(dropped)
 
     def _not_sent(self, dropped: list[UnsentDelivery]) -> list[LeaseId]:
@@ -128,60 +128,60 @@ class ServedStream:
     def leave(self, leader: Leader) -> None:
         """Detach the consumer after its stream broke."""
         del self._app.streams[self._stream]
-        self._book.leases.left(self._consumer)
+        self._book.leases.note_leave(self._consumer)
         waiting, self._waiting = self._waiting, []
         leader.groups.leave(self._group, self._consumer, self._not_sent(waiting))
 
     def credit(self, leader: Leader, messages: int) -> None:
         """Give the consumer credit for more messages."""
-        self._book.credit.granted(self._stream, messages)
+        self._book.credit.note_grant(self._stream, messages)
         leader.groups.credit(self._group, self._consumer, messages)
 
-    def ack(self, leader: Leader, held: "HeldMessages", reply: Reply) -> None:
+    def ack(self, leader: Leader, leased: "LeasedMessages", reply: Reply) -> None:
         """Acknowledge messages; the answer is a list of verdicts.
 
         The verdicts are those of timer/leader/groups/group_leases.py.
         """
-        self._book.order.ack_asked(self._group.group_id, held.offsets)
-        leader.groups.ack(self._group, *held.columns, lambda result: reply(listed(result)))
+        self._book.order.note_ack_request(self._group.group_id, leased.offsets)
+        leader.groups.ack(self._group, *leased.columns, lambda result: reply(list_of(result)))
 
-    def ack_up_to(self, leader: Leader, held: "HeldMessages", reply: Reply) -> None:
+    def ack_up_to(self, leader: Leader, leased: "LeasedMessages", reply: Reply) -> None:
         """Acknowledge all messages up to the last held one; the answer is a list of one verdict."""
-        group, last = self._group, QueueOffset(held.offsets[-1])
-        self._book.order.ack_asked(group.group_id, range(group.cursor, last + 1))
-        lease = held.columns[:2]
-        leader.groups.ack_up_to(group, *lease, last, lambda result: reply(listed(result)))
+        group, last = self._group, QueueOffset(leased.offsets[-1])
+        self._book.order.note_ack_request(group.group_id, range(group.cursor, last + 1))
+        lease = leased.columns[:2]
+        leader.groups.ack_up_to(group, *lease, last, lambda result: reply(list_of(result)))
 
     def nack(
-        self, leader: Leader, held: "HeldMessages", delay_ms: int | None, reply: Reply
+        self, leader: Leader, leased: "LeasedMessages", delay_ms: int | None, reply: Reply
     ) -> None:
         """Nack messages; the answer is (group id, verdicts). None after an error."""
         group_id = self._group.group_id
 
         def answer(result: object) -> None:
             if not isinstance(result, EngineError):
-                reply((group_id, listed(result)))
+                reply((group_id, list_of(result)))
 
-        self._book.leases.returned(self._group, held.offsets)
-        leader.groups.nack(self._group, *held.columns, delay_ms, self._app.now(), answer)
+        self._book.leases.note_return(self._group, leased.offsets)
+        leader.groups.nack(self._group, *leased.columns, delay_ms, self._app.now(), answer)
 
-    def give_back(self, leader: Leader, held: "HeldMessages") -> None:
+    def give_back(self, leader: Leader, leased: "LeasedMessages") -> None:
         """Return messages that were not seen."""
-        self._book.leases.returned(self._group, held.offsets)
-        leader.groups.release(self._group, *held.columns)
+        self._book.leases.note_return(self._group, leased.offsets)
+        leader.groups.release(self._group, *leased.columns)
 
-    def shed(self, leader: Leader, held: "HeldMessages", reply: Callable[[], None]) -> None:
+    def shed(self, leader: Leader, leased: "LeasedMessages", reply: Callable[[], None]) -> None:
         """Return messages unseen, and end the stream's credit: also for unsent messages."""
-        self.give_back(leader, held)
-        self._book.credit.ended(self._stream)
+        self.give_back(leader, leased)
+        self._book.credit.note_end(self._stream)
         self._consumer.end_credit()
         self._waiting = [each._replace(messages=0) for each in self._waiting]
         reply()
 
-    def extend(self, leader: Leader, held: "HeldMessages") -> None:
+    def extend(self, leader: Leader, leased: "LeasedMessages") -> None:
         """Extend the leases of messages; no answer."""
         now = self._app.now()
-        verdicts = leader.groups.extend(self._group, *held.columns, LEASE_MS, now)
-        judged = zip(held.offsets, verdicts.tolist(), strict=True)
+        verdicts = leader.groups.extend(self._group, *leased.columns, LEASE_MS, now)
+        judged = zip(leased.offsets, verdicts.tolist(), strict=True)
         to, until_ms = (self._group, self._consumer), now.mono_ms + LEASE_MS
-        self._book.leases.extended(leader, to, judged, until_ms)
+        self._book.leases.check_extension(leader, to, judged, until_ms)

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 FOLD_US: Final = (1_000, 50_000, 250_000)
 """Intervals of a follower's folds; each process draws one."""
 SHARE_MIN: Final = 0.75
-SYNC_LOOK_US: Final = 1_000
+SYNC_CHECK_US: Final = 1_000
 """Interval at which a flush checks that the log is durable up to the flush's index."""
 WORK_US: Final = {
     ThreadWork.PREFETCH: 2_000,
@@ -139,7 +139,7 @@ class TimelineIo:
 
     def when_synced(self, index: LogIndex, done: Callable[[], None]) -> None:
         if self._node.log.durable_index < index:
-            self._node.later(SYNC_LOOK_US, self.when_synced, index, done)
+            self._node.later(SYNC_CHECK_US, self.when_synced, index, done)
         else:
             self._node.later(0, done)
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.checks import latebook, workbook
-from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
+from chaos.sim.checks.fatebook import SEARCH_ROWS_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.orderbook import headers_of
 from chaos.sim.checks.policybook import LEVELS_MS, Acceptance
 from chaos.sim.timers.callers import SimRequest
-from chaos.sim.timers.node_results import Reply, told, unanswered
+from chaos.sim.timers.node_results import Reply, ignore, outcomes_of
 from chaos.sim.timers.served_stream import ServedStream
 from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import SimStream, Town
@@ -65,7 +65,7 @@ PRODUCER_IDS: Final = 1_000
 """Number of producer ids; few, so that two registrations sometimes draw the same one."""
 PRODUCER_IDLE_MS: Final = 2_000
 """Time after which an idle producer is forgotten in worlds with `fleeting`."""
-DRAIN_LOOK_US: Final = 5_000
+DRAIN_CHECK_US: Final = 5_000
 PRESSED_BYTES: Final = 200
 """The memtable's limit in worlds with `pressed`, where folding waits for flushes."""
 
@@ -103,7 +103,7 @@ class EngineApp(App):
         if node.world.options.crowds:
             machine.store.dead_max, machine.store.chunk = workbook.DEAD_MAX, workbook.CHUNK
         machine.pauses.portion_rows, machine.pauses.sweep_topics = SWEEP_ROWS, SWEEP_TOPICS
-        machine.pauses.search_rows_max = APART_MAX
+        machine.pauses.search_rows_max = SEARCH_ROWS_MAX
         known = frozenset(machine.voters) if self.engine.manifest_index else None
         self.voters: Voters | None = known or None
         self.state_time_ms = machine.applied_time_ms
@@ -151,11 +151,11 @@ class EngineApp(App):
     def drain(self, done: "Callable[[], None]") -> None:
         self.draining = True
         self.plane.drain()
-        self._look_at_drain(done)
+        self._check_drain(done)
 
-    def _look_at_drain(self, done: "Callable[[], None]") -> None:
+    def _check_drain(self, done: "Callable[[], None]") -> None:
         if not self.plane.is_drained():
-            self.node.later(DRAIN_LOOK_US, self._look_at_drain, done)
+            self.node.later(DRAIN_CHECK_US, self._check_drain, done)
             return
         waiting = [leader for leader in self._open.values() if leader.closed is None]
         if waiting:
@@ -179,9 +179,9 @@ class EngineApp(App):
             book.fates.check(entry, applied, machine)
             book.policies.check(entry, applied)
             book.quotas.check(entry, applied, machine)
-        book.applied(self.node, machine, applied)
+        book.check_counts(self.node, machine, applied)
         if isinstance(applied, FireApplied) and self.engine.leader is not None:
-            book.late.fired(self, entry, applied, self.clock_ms())
+            book.late.judge(self, entry, applied, self.clock_ms())
         if isinstance(applied, Checkpoint):
             book.digest(self.node, applied, machine)
 
@@ -212,17 +212,17 @@ class EngineApp(App):
         """Check a delivery that is about to be sent."""
         book, leader = self.town.book, self.engine.leader
         assert leader is not None
-        book.handed_out(self.node, delivery, self.node.world.referee.served)
+        book.check_delivery(self.node, delivery, self.node.world.referee.served)
         book.check_due(self.node, delivery)
         # A policy counts from the first portion of its entry.
         following = self.applied_index + 1 + self.engine.machine.portions.has_begun
         book.check_expiry(delivery, following)
-        book.leases.handed_out(leader, delivery, self.node.mono_ms())
+        book.leases.check_delivery(leader, delivery, self.node.mono_ms())
         options = self.node.world.options
         if options.traits:
             rate = self.engine.machine.policies.of(CLUSTER).group_rate_max or 0
             if not self.node.world.heals:  # a healed world has no rate
-                book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
+                book.pace.check_delivery(delivery, rate, self.node.world.timeline.now_us)
             if not options.expiry:  # the turns of expired messages are not seen
                 book.order.by_priority(delivery, leader.groups.states)
 
@@ -233,7 +233,7 @@ class EngineApp(App):
     # ---- requests of clients
 
     def take(
-        self, work: "Callable[[Leader], object]", reply: Reply = unanswered, *, kick: bool = True
+        self, work: "Callable[[Leader], object]", reply: Reply = ignore, *, kick: bool = True
     ) -> None:
         """Do a client's work with the leader, then let the plane step.
 
@@ -276,7 +276,7 @@ class EngineApp(App):
         self.take(work, reply, kick=False)
 
     def schedule(self, request: SimRequest, reply: Reply) -> None:
-        """Schedule a request's timers; the answer is a list of ToldRow, or an error."""
+        """Schedule a request's timers; the answer is a list of AnsweredRow, or an error."""
         self.take(partial(self._schedule, request, reply), reply)
 
     def _schedule(self, request: SimRequest, reply: Reply, leader: Leader) -> None:
@@ -288,7 +288,7 @@ class EngineApp(App):
             identity = RequestId(request.text, request.body, until_ms)
         known = {name: topic.topic_id for name, topic in topics.items() if topic is not None}
         if missing := [name for name in topics if name not in known]:
-            leader.create_topic(missing[0], now, unanswered)
+            leader.create_topic(missing[0], now, ignore)
             return  # the client resends the request
         payload = Binary.of(request.payloads)
         rows = np.array([known[name] for name, _ in request.rows], np.uint32)
@@ -329,7 +329,7 @@ class EngineApp(App):
 
         def answered(result: object) -> None:
             del self._open[taken]
-            reply(told(result))
+            reply(outcomes_of(result))
 
         self._open[taken] = leader
         try:
@@ -346,7 +346,7 @@ class EngineApp(App):
         consumer = stream.consumer
 
         def ended(_: object) -> None:  # the consumer opens a stream again
-            self.town.line.stream(consumer.ended, stream)
+            self.town.line.stream(consumer.on_end, stream)
 
         def work(leader: Leader) -> None:
             def join(group: object) -> None:
@@ -363,7 +363,7 @@ class EngineApp(App):
         self.take(work, ended)
 
     def on_stream(
-        self, stream: SimStream, method: str, *args: object, reply: Reply = unanswered
+        self, stream: SimStream, method: str, *args: object, reply: Reply = ignore
     ) -> None:
         """Call a method of a served stream; `reply` gets the error, if any."""
 
@@ -392,13 +392,13 @@ class TimerWorld(World):
 
     def run(self, seconds: int) -> None:
         """Run as a World does, then wait until every timer has fired and every message is acked."""
-        self._look()
+        self._observe()
         super().run(seconds)
         if not self.stranded:
             self.town.settle()
 
-    def _look(self) -> None:
-        self.timeline.after(latebook.LOOK_US, self._look)
+    def _observe(self) -> None:
+        self.timeline.after(latebook.CHECK_INTERVAL_US, self._observe)
         self._progress.observe(self)
         self.town.book.late.observe(self)
 

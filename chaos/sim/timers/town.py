@@ -20,7 +20,7 @@ import numpy as np
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
 from chaos.sim.timers import operators
 from chaos.sim.timers.callers import SimCaller, SimProducer, SimRequest
-from chaos.sim.timers.node_results import Reply, unanswered
+from chaos.sim.timers.node_results import Reply, ignore
 from chaos.sim.timers.operators import GROUPS
 from chaos.sim.timers.served_stream import LEASE_MS
 from chaos.sim.world.options import fork
@@ -95,7 +95,7 @@ class SimStream(NamedTuple):
     number: int
 
 
-class HeldMessages(NamedTuple):
+class LeasedMessages(NamedTuple):
     """Messages that a consumer holds."""
 
     group: int
@@ -154,7 +154,7 @@ class SimConsumer:
         if app is not None and app.node.alive and app.node.app is app:
             app.node.call(app.on_stream, self._stream, "leave")
 
-    def ended(self, stream: SimStream) -> None:
+    def on_end(self, stream: SimStream) -> None:
         """Note that the node ended the stream, such as for a deleted group."""
         if stream == self._stream:
             self._app = None
@@ -182,7 +182,7 @@ class SimConsumer:
         offsets = delivery.lease.offsets.tolist()
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
             self._town.book.seen((group, offset), row, attempt)
-        held = HeldMessages(group, delivery.epoch, delivery.lease.lease_id, offsets)
+        held = LeasedMessages(group, delivery.epoch, delivery.lease.lease_id, offsets)
         sheds = self._town.world.options.sheds and not self._town.closing
         if sheds and self._rng.random() < SHEDDING:
             self._shed(app, stream, held)
@@ -198,11 +198,11 @@ class SimConsumer:
             delay_us += LEASE_MS * 500 * self._complain(delay_us // 2, held)
         self._town.world.timeline.after(delay_us, self._ack, held)
 
-    def _shed(self, app: "EngineApp", stream: SimStream, held: HeldMessages) -> None:
+    def _shed(self, app: "EngineApp", stream: SimStream, leased: LeasedMessages) -> None:
         """Return what came, as a consumer does that falls behind; grant credit once answered."""
         self._shedding += 1
         done = partial(self._town.line.stream, self._went_back, app, stream)
-        app.node.later(LINE_US, app.on_stream, stream, "shed", held, done)
+        app.node.later(LINE_US, app.on_stream, stream, "shed", leased, done)
 
     def _went_back(self, app: "EngineApp", stream: SimStream) -> None:
         if stream == self._stream and self._app is app:
@@ -210,37 +210,37 @@ class SimConsumer:
             if not self._shedding:
                 app.node.call(app.on_stream, stream, "credit", self._rng.choice((1, 5, 1000)))
 
-    def _complain(self, delay_us: int, held: HeldMessages) -> bool:
+    def _complain(self, delay_us: int, leased: LeasedMessages) -> bool:
         """Nack, extend or return some messages of a delivery. Return whether to ack later."""
         rng, timeline = self._rng, self._town.world.timeline
-        some = [offset for offset in held.offsets if rng.random() < 0.5] or held.offsets[:1]
-        held = held._replace(offsets=some)
+        some = [offset for offset in leased.offsets if rng.random() < 0.5] or leased.offsets[:1]
+        leased = leased._replace(offsets=some)
         if rng.random() < 0.2:
-            timeline.after(delay_us, self._ask, "extend", held)
+            timeline.after(delay_us, self._ask, "extend", leased)
             return True
         if self._rng.random() < 0.2:
-            timeline.after(delay_us, self._ask, "give_back", held)
+            timeline.after(delay_us, self._ask, "give_back", leased)
         else:
             delay_ms = rng.choice((None, 0, 30, 1_000, 4_000))
-            timeline.after(delay_us, self._nack, held, delay_ms)
+            timeline.after(delay_us, self._nack, leased, delay_ms)
         return False
 
-    def _ask(self, method: str, *args: object, reply: Reply = unanswered) -> None:
+    def _ask(self, method: str, *args: object, reply: Reply = ignore) -> None:
         """Call a method of the stream at the node, if the stream is there."""
         if self._app is not None:
             call = partial(self._app.on_stream, reply=reply)
             self._town.line.ask(self._app, call, self._stream, method, *args)
 
-    def _nack(self, held: HeldMessages, delay_ms: int | None) -> None:
+    def _nack(self, leased: LeasedMessages, delay_ms: int | None) -> None:
         def answered(result: tuple[int, list[int]]) -> None:
             group_id, verdicts = result
-            for offset, verdict in zip(held.offsets, verdicts, strict=True):
+            for offset, verdict in zip(leased.offsets, verdicts, strict=True):
                 if verdict == ACCEPT:
-                    self._town.book.nacks_told.add((group_id, offset))
+                    self._town.book.answered_nacks.add((group_id, offset))
 
-        self._ask("nack", held, delay_ms, self._town.reply(answered))
+        self._ask("nack", leased, delay_ms, self._town.reply(answered))
 
-    def _ack(self, held: HeldMessages) -> None:
+    def _ack(self, held: LeasedMessages) -> None:
         book, options = self._town.book, self._town.world.options
         if self._app is None:
             return
@@ -254,7 +254,7 @@ class SimConsumer:
                 return
             for offset, verdict in zip(held.offsets, result, strict=True):
                 if verdict in (1, 2):
-                    book.told_acked((held.group, offset), counts=verdict == ACCEPT)
+                    book.check_ack((held.group, offset), counts=verdict == ACCEPT)
 
         reply = self._town.reply(answered)
         if up_to:
@@ -387,7 +387,7 @@ class Town:
             node.mend_clock()
         timeline = self.world.timeline
         give_up_us = timeline.now_us + SETTLE_MS_MAX * 1000
-        while timeline.now_us < give_up_us and not self._settled():
+        while timeline.now_us < give_up_us and not self._is_settled():
             for client in self.clients:
                 client.act()
             for consumer in self.consumers:
@@ -395,17 +395,17 @@ class Town:
             for operator in self.operators:
                 operator.finish()
             timeline.run_until(timeline.now_us + 200_000)
-        if not self._settled():
+        if not self._is_settled():
             states = [str(app.engine.machine.counts) for app in self.apps()]
             open_requests = [request for each in self.clients for request in each.waiting]
             raise Broken(
                 "liveness",
                 f"not settled within {SETTLE_MS_MAX} ms: counts {states}, open {open_requests}",
             )
-        for app in self._whole():
+        for app in self._newest_apps():
             self.book.at_end(app)
 
-    def _whole(self) -> "list[EngineApp]":
+    def _newest_apps(self) -> "list[EngineApp]":
         """Return the applications with the highest applied index on undamaged disks.
 
         A node that is behind had settled earlier. A damaged disk may hold an unread damaged file.
@@ -424,9 +424,9 @@ class Town:
 
     def apps(self) -> "list[EngineApp]":
         """Return the applications of all nodes that were started and can still run."""
-        return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
+        return [self._app(node) for node in self.world.able_nodes() if hasattr(node, "app")]
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         return not any(each.waiting for each in self.clients) and all(
             app.engine.machine.counts.pending == 0
             and app.engine.machine.series.idle

@@ -52,7 +52,7 @@ def hurt(node: "SimNode", rng: random.Random, *, shortens: bool = False) -> bool
     `shortens`: cut the file there instead, on the disk of a dead node.
     """
     disk, spoils = node.disk, not shortens and rng.random() < SPOILT
-    place = disk.synced(rng, ROOT)
+    place = disk.synced_byte(rng, ROOT)
     if place is None:
         return False
     if shortens:

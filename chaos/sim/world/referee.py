@@ -84,7 +84,7 @@ CHECKERS: Final = {
 }
 
 
-ASKED_MAX: Final = 50
+REPEATS_MAX: Final = 50
 """Highest number of equal questions per second: ten heartbeats a second, and some for links that
 return."""
 
@@ -110,7 +110,7 @@ class Referee:
         self.committed: list[tuple[Epoch, bytes]] = []
         """Epoch and payload of entry i + 1, as the first node committed it."""
         self._spoken: dict[ReplicaId, Promise] = {}
-        self._asked: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._questions: dict[tuple[object, ...], tuple[int, int]] = {}
         """Question -> (last second in which it was sent, number of times in that second)."""
         self._leaders: dict[Epoch, tuple[ReplicaId, Nonce]] = {}
 
@@ -162,10 +162,10 @@ class Referee:
     def _on_question(self, node: "SimNode", to: ReplicaId, message: Fence | Fetch) -> None:
         asked = message.prev_index if isinstance(message, Fetch) else None
         question, second = (node.replica, to, message.under, asked), node.mono_ms() // 1_000
-        since, count = self._asked.get(question, (second, 0))
-        self._asked[question] = (second, count + 1 if since == second else 1)
-        if count >= ASKED_MAX:
-            raise Broken("pace", f"{node} sent this to {to} {ASKED_MAX} times in 1 s: {message}")
+        since, count = self._questions.get(question, (second, 0))
+        self._questions[question] = (second, count + 1 if since == second else 1)
+        if count >= REPEATS_MAX:
+            raise Broken("pace", f"{node} sent this to {to} {REPEATS_MAX} times in 1 s: {message}")
 
     def after_step(self, node: "SimNode") -> None:
         """Check the invariants of `node` after a step."""

@@ -11,8 +11,8 @@ hears of an appointment some milliseconds after its commit. A seed's mischief ma
     blind       any node is appointed, or is said to lead a recent epoch
 
 No appointment may harm the log. `blind`, and the exchange of healthy voters, are therefore worse
-than the controller's decisions. `_judge` checks these by rules of its own, independent of the
-controller's code.
+than the controller's decisions. `_check_appointment` checks these by rules of its own,
+independent of the controller's code.
 """
 
 import random
@@ -88,8 +88,8 @@ class _Shell:
     life: int
     controller: Controller
     applied: ControlState | None = None
-    said: ReplicaReport | None = None
-    said_ms: int = -REPORT_MS
+    last_report: ReplicaReport | None = None
+    reported_ms: int = -REPORT_MS
     links: set[str] = field(default_factory=set)
     """Names of the nodes to which a link is up."""
     reached_ms: dict[str, int] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class SimControl:
             self._names[node.replica] = min(free) if free and own not in self._founders else own
         return self._names[node.replica]
 
-    def _running(self, node: "SimNode") -> _Shell | None:
+    def _shell_of(self, node: "SimNode") -> _Shell | None:
         shell = self._shells.get(node.replica)
         return shell if node.alive and shell is not None and shell.life == node.life else None
 
@@ -194,33 +194,33 @@ class SimControl:
 
     def _able(self) -> "list[SimNode]":
         """Return the nodes that can lead Raft."""
-        return [n for n in self._members() if self._running(n) and self._has_quorum(n)]
+        return [n for n in self._members() if self._shell_of(n) and self._has_quorum(n)]
 
     # ---- time
 
     def _tick(self) -> None:
         self._world.timeline.after(TICK_MS * 1_000, self._tick)
         now_ms = self._now()
-        shells = [s for n in self._world.nodes if (s := self._running(n)) and not n.paused]
+        shells = [s for n in self._world.nodes if (s := self._shell_of(n)) and not n.paused]
         for shell in shells:
-            self._look_at_links(shell, now_ms)
+            self._check_links(shell, now_ms)
         self._misbehave(now_ms)
-        self._look_at_raft(now_ms)
+        self._check_raft(now_ms)
         leader = self._leader
-        if leader is None or self._leading() is None:
+        if leader is None or self._leading_shell() is None:
             return
         for shell in shells:
             if self._reach(shell.node, leader):
                 if shell.applied is not self._states[-1]:
                     self._apply(shell)
-                self._say(shell, leader, now_ms)
+                self._report(shell, leader, now_ms)
         for shell in shells:
             if shell.controller.leads:
                 self._step(shell, ControllerTick())
         self._publish()
         self._operate()
 
-    def _look_at_links(self, shell: _Shell, now_ms: int) -> None:
+    def _check_links(self, shell: _Shell, now_ms: int) -> None:
         for peer in self._world.nodes:
             if peer is shell.node or peer.refused:
                 continue
@@ -232,7 +232,7 @@ class SimControl:
             up = silent_ms < (SILENCE_MS if peer.alive or cut else 1)
             if up != (name in shell.links):
                 shell.links ^= {name}
-                shell.said = None
+                shell.last_report = None
                 self._step(shell, LinkChanged(name, up=up))
 
     def _misbehave(self, now_ms: int) -> None:
@@ -244,7 +244,7 @@ class SimControl:
                 self.transfer(self._rng.choice(sorted(self.voters)))
             case "leaderless":
                 self._quiet_until_ms = now_ms + self._rng.randint(1_000, 8_000)
-                shell, self._leader = self._leading(), None
+                shell, self._leader = self._leading_shell(), None
                 if shell is not None:
                     self._cease(shell)
             case "forget" if len(self._states) > 2:
@@ -268,8 +268,8 @@ class SimControl:
 
     # ---- Raft
 
-    def _look_at_raft(self, now_ms: int) -> None:
-        shell = self._leading()
+    def _check_raft(self, now_ms: int) -> None:
+        shell = self._leading_shell()
         leads = shell is not None and shell.controller.leads
         if shell is not None and leads and self._has_quorum(shell.node):
             self._leaderless_ms = None
@@ -287,13 +287,13 @@ class SimControl:
         if others:
             self._elect(self._rng.choice(others))
 
-    def _leading(self) -> _Shell | None:
+    def _leading_shell(self) -> _Shell | None:
         """Return Raft's leader. None: there is none, or its process has ended."""
-        return None if self._leader is None else self._running(self._leader)
+        return None if self._leader is None else self._shell_of(self._leader)
 
     def _elect(self, node: "SimNode") -> None:
         """Make a node Raft's leader; the old leader may not know it for a while."""
-        before, shell = self._leading(), self._running(node)
+        before, shell = self._leading_shell(), self._shell_of(node)
         assert shell is not None
         self._leader, self._leaderless_ms = node, None
         if before is not None and before is not shell:
@@ -305,10 +305,10 @@ class SimControl:
             self._step(shell, RaftLeadership(leads=False))
         self._step(shell, RaftLeadership(leads=True))
         for each in self._shells.values():
-            each.said = None
+            each.last_report = None
 
     def _cease(self, shell: _Shell) -> None:
-        running = self._running(shell.node) is shell
+        running = self._shell_of(shell.node) is shell
         if running and self._leader is not shell.node and shell.controller.leads:
             self._step(shell, RaftLeadership(leads=False))
 
@@ -337,16 +337,16 @@ class SimControl:
 
     # ---- reports
 
-    def _say(self, shell: _Shell, to: "SimNode", now_ms: int) -> None:
+    def _report(self, shell: _Shell, to: "SimNode", now_ms: int) -> None:
         every_ms = REPORT_MS * (5 if "slow" in self.mischief else 1)
         report = report_of(shell.node, self._name(shell.node))
-        if report.is_urgent_after(shell.said) or now_ms - shell.said_ms >= every_ms:
-            shell.said, shell.said_ms = report, now_ms
+        if report.is_urgent_after(shell.last_report) or now_ms - shell.reported_ms >= every_ms:
+            shell.last_report, shell.reported_ms = report, now_ms
             delay_us = 0 if shell.node is to else self._world.options.delay_us
             self._world.timeline.after(delay_us, self._hear, shell.node, to, report)
 
     def _hear(self, node: "SimNode", to: "SimNode", report: ReplicaReport) -> None:
-        shell = self._running(to)
+        shell = self._shell_of(to)
         if shell is not None and not to.paused and self._reach(node, to):
             shell.heard[report.name] = report, self._now()
             self._step(shell, Reported(report))
@@ -359,7 +359,7 @@ class SimControl:
         if command is not None:
             self._world.timeline.note("controller", f"{shell.controller.name}: {effects.reason}")
             if isinstance(command, Appoint) and not isinstance(event, ControllerRequest):
-                self._judge(shell, command, shell.controller._state)  # noqa: SLF001
+                self._check_appointment(shell, command, shell.controller._state)  # noqa: SLF001
             due_us = 3_000 + 2 * self._world.options.delay_us
             give_up_ms = self._now() + PROPOSE_MS
             args = shell, command, effects.reason, give_up_ms
@@ -373,7 +373,7 @@ class SimControl:
         self, shell: _Shell, command: Init | Appoint, reason: str, give_up_ms: int
     ) -> None:
         node = shell.node
-        if self._running(node) is not shell:
+        if self._shell_of(node) is not shell:
             return
         if self._leader is node and self._has_quorum(node):
             changed = self._commit(command, reason)
@@ -385,7 +385,7 @@ class SimControl:
             args = shell, command, reason, give_up_ms
             self._world.timeline.after(TICK_MS * 1_000, self._end_proposal, *args)
 
-    def _judge(self, shell: _Shell, appoint: Appoint, state: ControlState) -> None:
+    def _check_appointment(self, shell: _Shell, appoint: Appoint, state: ControlState) -> None:
         """Check an appointment against the reports that the controller has.
 
         Raises:
@@ -419,7 +419,7 @@ class SimControl:
         """Write the log leader's voters to the replicated object, if they differ from its."""
         state = self._states[-1]
         for node in self._world.nodes:
-            if not (self._running(node) and _goes(node) and node.leading and node.core.serving):
+            if not (self._shell_of(node) and _goes(node) and node.leading and node.core.serving):
                 continue
             core = node.core
             known = frozenset(state.voters.values())
@@ -467,7 +467,7 @@ class SimControl:
 
     def _ask(self, asked: ControllerRequest) -> None:
         """Give an order to the leading controller. It may refuse."""
-        shell = self._leading()
+        shell = self._leading_shell()
         if shell is not None and not shell.node.paused:
             self._step(shell, asked)
 

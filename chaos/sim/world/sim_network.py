@@ -41,7 +41,7 @@ class SimNetwork:
         self._cuts[link] -= 1
         if not self._cuts[link]:
             del self._cuts[link]
-            self._nodes[link[0]].reconnected(link[1])
+            self._nodes[link[0]].on_reconnected(link[1])
 
     def slow(self, link: _Link, more_us: int) -> None:
         """Delay every message on this link by about `more_us` more; 0 ends this."""

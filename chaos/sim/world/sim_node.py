@@ -147,15 +147,15 @@ class SimNode:
         self.commit_seen = self.core.commit_index
         for peer in world.nodes:
             if peer is not self:
-                peer.reconnected(self.replica)
+                peer.on_reconnected(self.replica)
                 if peer.alive:
-                    self.reconnected(peer.replica)
+                    self.on_reconnected(peer.replica)
         world.control.welcome(self)
 
     def _open(self) -> None:
         world = self.world
         open_directory(self.disk, ROOT, cluster_id=CLUSTER_ID, name=str(self.replica))
-        kept_to = self._kept_by_install()
+        kept_to = self._install_bound()
         installed = install_if_ready(
             self.disk,
             INCOMING_PATH,
@@ -166,7 +166,7 @@ class SimNode:
         )
         if installed is not None:
             self.snapshots += 1
-            self.damage = [_installed(each) for each in self.damage if not _is_curable(each)]
+            self.damage = [_installed_path(each) for each in self.damage if not _is_curable(each)]
         unsure = PromiseFile.load(self.disk, PROMISE_PATH).unsure
         self.lied |= installed is not None and unsure  # until a leader has matched the log
         if self.disk.exists(DAMAGED_PATH):
@@ -210,7 +210,7 @@ class SimNode:
         level = max(level, self.app.level)
         self.driver = Driver(self.core, self, self, time_ms, level)
 
-    def _kept_by_install(self) -> LogIndex:
+    def _install_bound(self) -> LogIndex:
         """Return the index that the log must reach after an install now. 0: no bound."""
         found = snapshot_receiver.snapshot_to_install(self.disk, INCOMING_PATH)
         hurt = self.lied or any(LOG_PATH in (path, *path.parents) for path in self.damage)
@@ -250,9 +250,9 @@ class SimNode:
         """End the process as SIGTERM does: drain, hand over, write a manifest. Then restart."""
         self.world.timeline.note(f"node {self.replica}", "terminates")
         self.world.timeline.after(DRAIN_MS_MAX * 1_000, self._ended_in_time, self.life)
-        self.call(self.app.drain, self._drained)
+        self.call(self.app.drain, self._on_drained)
 
-    def _drained(self) -> None:
+    def _on_drained(self) -> None:
         self.driver.handle(Handover())
         self.later(RESIGN_MS * 1_000, self.app.flush)
         self.later(2 * RESIGN_MS * 1_000, self._ended_in_time, self.life)
@@ -348,7 +348,7 @@ class SimNode:
         except ValueError as error:
             raise Broken("frames", f"{sender} -> {self}: {error}") from error
 
-    def reconnected(self, peer: ReplicaId) -> None:
+    def on_reconnected(self, peer: ReplicaId) -> None:
         """Note that a peer can be reached again, as after a new stream."""
         if self.alive:
             self.later(1_000, self.handle, Reconnected(peer))
@@ -517,7 +517,7 @@ class SimNode:
         self.app.on_stepdown(epoch)
 
 
-def _installed(path: Path) -> Path:
+def _installed_path(path: Path) -> Path:
     """Return a file's path after an install: a file of the incoming snapshot moves to the state."""
     inside = path.is_relative_to(INCOMING_PATH)
     return STATE_PATH / path.relative_to(INCOMING_PATH) if inside else path

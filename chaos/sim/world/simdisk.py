@@ -212,7 +212,7 @@ class SimDisk(Disk):
         wanted = self._file(path)
         return sorted(name for name, file in self._files() if file is wanted)
 
-    def synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+    def synced_byte(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
         """Return the place of a random synced byte below `under`. None: there is none."""
         sizes = [
             (path, size)

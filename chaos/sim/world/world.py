@@ -20,7 +20,7 @@ from timer.model.units import LogIndex, Nonce, ReplicaId
 HEAL_MS_MAX: Final = 15_000
 """Every node of a healed cluster must have made progress within this. The controller may wait for
 16 s after refusals in a row."""
-HEAL_LOOK_MS: Final = 250
+HEAL_CHECK_MS: Final = 250
 MORE_MS: Final = 1_000
 """Time after each fault that is added at the end because too few have struck."""
 NOTE_SIZE_MAX: Final = 240
@@ -88,7 +88,7 @@ class World:
             self.timeline.run_until(self.timeline.now_us + MORE_MS * 1_000)
         self._recover()
         if not self.stranded:
-            self.referee.at_end(self.kept_up())
+            self.referee.at_end(self.able_nodes())
 
     def add_learner(self) -> SimNode:
         """Return a new machine with an empty disk; it is not started."""
@@ -151,10 +151,10 @@ class World:
         """Return whether all nodes have committed `target` and none is unsure any more."""
         return all(
             node.alive and node.core.commit_index >= target and not node.core.unsure
-            for node in self.kept_up()
+            for node in self.able_nodes()
         )
 
-    def kept_up(self) -> list[SimNode]:
+    def able_nodes(self) -> list[SimNode]:
         """Return the nodes that can run; they must be up to date in the end."""
         return [node for node in self.nodes if not node.refused]
 
@@ -167,7 +167,7 @@ class World:
         give_up_us = self.timeline.now_us + HEAL_MS_MAX * 1_000
         while not done() and not self.stranded:
             if self.timeline.now_us < give_up_us:
-                self.timeline.run_until(self.timeline.now_us + HEAL_LOOK_MS * 1_000)
+                self.timeline.run_until(self.timeline.now_us + HEAL_CHECK_MS * 1_000)
             elif disk_loss.waits_for_repair(self):
                 self.stranded = True
             else:

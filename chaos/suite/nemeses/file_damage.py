@@ -246,7 +246,7 @@ def wipe(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator
     name = choose(stage, who, chance)
     stage.say(f"{name} loses its disk")
     stage.kill(name)
-    with stage.archive.held():
+    with stage.archive.suspended():
         shutil.rmtree(stage.data(name))
     yield
     stage.cluster.format_learner(name)

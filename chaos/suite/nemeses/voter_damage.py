@@ -150,7 +150,7 @@ def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") 
         raise NoEffect(f"{name} leads: it can't be cut off from itself")
     stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
     stage.kill(name)
-    with stage.archive.held():
+    with stage.archive.suspended():
         shutil.rmtree(stage.data(name))
     stage.cluster.format_learner(name)
     with stage.network.cut(links(stage, name, leader)):

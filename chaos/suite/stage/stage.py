@@ -500,7 +500,7 @@ class Stage:
                 self.disks[name].shut_down()
 
         self.kill(*names, first=shut_down)
-        with self.archive.held():
+        with self.archive.suspended():
             for name in names:
                 self.disks[name].cut_power()
 

@@ -45,11 +45,11 @@ class StateRecorder:
                     if status.applied_index != index:
                         index = status.applied_index
                         counts = {count: getattr(status, count) for count in COUNTS}
-                        self._states.told(name, index, at_ms=now_ms(), **counts)
+                        self._states.record(name, index, at_ms=now_ms(), **counts)
                     last = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=ANSWER_S)
                     if last.nodes[0].checkpoint_index != checkpoint:
                         checkpoint, digest = last.nodes[0].checkpoint_index, last.nodes[0].digest
-                        self._states.told(name, checkpoint, at_ms=now_ms(), digest=digest)
+                        self._states.record(name, checkpoint, at_ms=now_ms(), digest=digest)
 
     def close(self) -> None:
         """Poll all nodes once more, and end."""
