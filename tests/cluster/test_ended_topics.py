@@ -19,7 +19,7 @@ class KeptLog:
     def __init__(self, entries: list[Entry], first: int = 1) -> None:
         self.first_index, self._entries, self.read = LogIndex(first), entries, 0
 
-    def kept(self, first: LogIndex, last: LogIndex, size: int) -> Iterator[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size: int) -> Iterator[Entry]:
         del size
         for entry in self._entries[first - 1 : last]:
             self.read += 1

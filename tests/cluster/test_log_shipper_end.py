@@ -207,7 +207,7 @@ def test_stop_fails_if_the_store_lacks_entries(tmp_path: Path, store: BackupStor
     with pytest.raises(Unavailable, match="no node answers"):
         stopped()
     node.reachable, node.applied, node.dropped = True, 12, {"n1", "n2"}
-    with pytest.raises(BackupError, match="gap in the log: entry 11 is not on the nodes"):
+    with pytest.raises(BackupError, match="gap in the log: no node that answers has entry 11"):
         stopped(begun=False)
     with pytest.raises(BackupError, match="follows no complete backup"):
         stopped()  # the new one is cut

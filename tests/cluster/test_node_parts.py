@@ -292,10 +292,12 @@ def test_proposal_that_was_planned_from_other_voters_is_not_passed_on(
     proposed, log = {"a": A, "c": C}, {A, B}
     passed: list[frozenset[ReplicaId] | None] = []
 
-    def appointed(_: Epoch, __: ReplicaId, voters: frozenset[ReplicaId] | None, ___: int) -> None:
+    def on_appointment(
+        _: Epoch, __: ReplicaId, voters: frozenset[ReplicaId] | None, ___: int
+    ) -> None:
         passed.append(voters)
 
-    replica = SimpleNamespace(replica_id=B, voters=frozenset(log), appointed=appointed)
+    replica = SimpleNamespace(replica_id=B, voters=frozenset(log), on_appointment=on_appointment)
     ignored = SimpleNamespace(compare=lambda _: None, note_leader=lambda _: None)
     parts = SimpleNamespace(replica=replica, digests=ignored, view=ignored)
     node: Any = SimpleNamespace(_parts=parts, _stopping=False)

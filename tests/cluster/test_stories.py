@@ -43,7 +43,7 @@ class Kept:
         self.first_index = LogIndex(1)
         self.reads = 0
 
-    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+    def stored_entries(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
         assert size_max > 0
         self.reads += 1
         assert self.reads < 10_000
