@@ -31,21 +31,21 @@ def policy_of(message: pb.Policy) -> ScopePolicy:
     Raises:
         InvalidRequestError: too many delay levels.
     """
-    said = {each.name: value for each, value in message.ListFields()}
-    if (levels := said.get("delay_levels_ms")) is not None:
+    fields = {each.name: value for each, value in message.ListFields()}
+    if (levels := fields.get("delay_levels_ms")) is not None:
         if len(levels.ms) > LEVELS_MAX:
             limit = f"1 to {LEVELS_MAX} values"
             raise InvalidRequestError("delay_levels_ms", f"{len(levels.ms)} values", limit)
-        said["delay_levels_ms"] = tuple(levels.ms)
-    return ScopePolicy(**said)
+        fields["delay_levels_ms"] = tuple(levels.ms)
+    return ScopePolicy(**fields)
 
 
 def message_of(policy: ScopePolicy) -> pb.Policy:
     """Return the message that sets the same fields."""
-    said = policy.pack()
-    if (levels := said.get("delay_levels_ms")) is not None:
-        said["delay_levels_ms"] = pb.DelayLevels(ms=levels)
-    return pb.Policy(**said)
+    fields = policy.pack()
+    if (levels := fields.get("delay_levels_ms")) is not None:
+        fields["delay_levels_ms"] = pb.DelayLevels(ms=levels)
+    return pb.Policy(**fields)
 
 
 def checked_scope(scope: pb.PolicyScope) -> pb.PolicyScope:
@@ -134,18 +134,20 @@ class PolicyDesk:
         if len(request.unset) > len(FIELDS):
             limit = f"at most {len(FIELDS)}, each once"
             raise InvalidRequestError("unset", f"{len(request.unset)} names", limit)
-        said = policy_of(request.set)
-        if not said.pack() and not request.unset:
+        fields = policy_of(request.set)
+        if not fields.pack() and not request.unset:
             raise InvalidRequestError("set, unset", "none", "at least one field must be given")
         if not request.HasField("scope"):  # it may have been forgotten
             limit = "must be given; an empty scope is the whole cluster"
             raise InvalidRequestError("scope", "none", limit)
-        if fields := said.pack().keys() & set(FIELDS_OF_LEVEL_2):
-            wire_rows.check_level(min(fields), leader.machine.level, LEVEL_OF_SMOOTHING)
-        if named.topic and said.pack() and not request.existing:
+        if later := fields.pack().keys() & set(FIELDS_OF_LEVEL_2):
+            wire_rows.check_level(min(later), leader.machine.level, LEVEL_OF_SMOOTHING)
+        if named.topic and fields.pack() and not request.existing:
             await self._timers.topic(leader, named.topic)
         scope, now = scope_of(leader.machine, named), self._host.now()
-        await self._host.ask(lambda done: leader.set_policy(scope, said, request.unset, now, done))
+        await self._host.ask(
+            lambda done: leader.set_policy(scope, fields, request.unset, now, done)
+        )
         return description(leader.machine, self._host.engine.node_policy, named)
 
     def describe(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:

@@ -126,8 +126,8 @@ def entries_after(end: LogEnd, frames: bytes, where: str) -> list[Entry]:
         if isinstance(entry, entry_frame.Damage):
             raise BackupError(f"{where}, byte {entry.position}: {entry.why}")
         if entry.index != end.index + 1 or entry.epoch < end.epoch:
-            told = f"entry {entry.index} of epoch {entry.epoch} does not follow"
-            raise BackupError(f"{where}: {told} entry {end.index} of epoch {end.epoch}")
+            entry_text = f"entry {entry.index} of epoch {entry.epoch} does not follow"
+            raise BackupError(f"{where}: {entry_text} entry {end.index} of epoch {end.epoch}")
         end = LogEnd(entry.index, entry.epoch)
         position += entry_frame.HEADER_SIZE + len(entry.payload)
         found.append(entry)

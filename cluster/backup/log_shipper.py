@@ -94,12 +94,8 @@ class LogShipper:
     ) -> None:
         """`wall_s`, `mono_s`: clocks. `on_backup` gets each backup, `on_progress` the news."""
         self._client, self._store, self._plan = client, store, plan
-        self._wall_s, self._mono_s, self._on_backup, self._on_progress = (
-            wall_s,
-            mono_s,
-            on_backup,
-            on_progress,
-        )
+        self._wall_s, self._mono_s = wall_s, mono_s
+        self._on_backup, self._on_progress = on_backup, on_progress
         self._id = secrets.randbits(63) + 1
         self._is_stopped = False
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -264,10 +260,10 @@ class LogShipper:
         except (Unavailable, Overloaded, BackupError) as error:
             self._node = "" if kind == "log" else self._node
             cause = error.cause if isinstance(error, StoreUnavailable) else str(error)
-            told = self._troubles.setdefault(kind, set())
-            if cause not in told and len(told) < CAUSES_MAX:
+            causes = self._troubles.setdefault(kind, set())
+            if cause not in causes and len(causes) < CAUSES_MAX:
                 self._on_progress(f"{error}; trying again")
-                told.add(cause)
+                causes.add(cause)
         else:
             if self._troubles.pop(kind, None):
                 self._on_progress(f"the {kind} goes on")
@@ -437,11 +433,11 @@ class LogShipper:
                 return answer
         now_s = self._mono_s()
         self._dropped_since_s = now_s if self._dropped_since_s is None else self._dropped_since_s
-        told = f"no node that answers has entry {after.index + 1}"
+        reason = f"no node that answers has entry {after.index + 1}"
         if silent and not self._plan.node and now_s - self._dropped_since_s < GAP_S:
-            raise Unavailable(f"{told}; {', '.join(sorted({*silent}))} may have it")
+            raise Unavailable(f"{reason}; {', '.join(sorted({*silent}))} may have it")
         self._node, self._dropped_since_s = "", None
-        raise MissingEntries(told)
+        raise MissingEntries(reason)
 
     def _fetch(self, node: str, after: LogEnd, *, stored: int = 0) -> pb.FetchLogResponse:
         """Return a node's next entries after one.
@@ -459,6 +455,6 @@ class LogShipper:
             self._failed = node
             raise
         if answer.cluster_id != self._cluster_id:
-            told = f"cluster {answer.cluster_id!r} answers, not {self._cluster_id!r}"
-            raise WrongStore(f"{told}: use a store for each cluster")
+            mismatch = f"cluster {answer.cluster_id!r} answers, not {self._cluster_id!r}"
+            raise WrongStore(f"{mismatch}: use a store for each cluster")
         return answer

@@ -63,7 +63,7 @@ from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
 from replication.core.quorum import VOTERS_MAX, Voters
 from replication.shell.peer_complaints import Complaints
-from replication.shell.task_failures import TaskSet
+from replication.shell.tasks import TaskSet
 from replication.shell.tcp_stream import TcpEnds
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId

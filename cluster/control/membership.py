@@ -77,9 +77,9 @@ def voters_after(
         reporting: Names of all nodes that report.
     """
     if (change is Change.ADD) == (name in voters):
-        said = ", ".join(sorted(voters))
+        names = ", ".join(sorted(voters))
         is_ = "is a" if name in voters else "is no"
-        return Refusal(f"{is_} voter; the voters are {said}", later=False)
+        return Refusal(f"{is_} voter; the voters are {names}", later=False)
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
         if learner is None:

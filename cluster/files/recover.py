@@ -178,8 +178,8 @@ def plan_majority(node: StoppedNode, voters: list[str]) -> RecoveryPlan:
     if node.promise.unsure or node.log.tail_was_cut:
         losses.append(f"{node.name} is unsure: entries that it had acknowledged may be lost")
     if last > node.applied:
-        told = f"entries {node.applied + 1} to {last} will count as committed"
-        losses.append(f"{told}, even if a client was told that its request had no effect")
+        gained = f"entries {node.applied + 1} to {last} will count as committed"
+        losses.append(f"{gained}, even if a client was told that its request had no effect")
     losses.append("never start the directories of the other nodes again")
 
     def carry_out() -> str:

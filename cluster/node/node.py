@@ -17,7 +17,7 @@ from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from replication.core.core_events import Role
-from replication.shell.task_failures import TaskSet
+from replication.shell.tasks import TaskSet
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch

@@ -15,7 +15,7 @@ from typing import Final
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
 from replication.shell.accepting import connections_of, listen_at
-from replication.shell.task_failures import cancel_and_wait
+from replication.shell.tasks import cancel_and_wait
 
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""

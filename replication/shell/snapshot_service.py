@@ -32,7 +32,7 @@ from isal import isal_zlib
 from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.shell.send_rate import SendRate
-from replication.shell.task_failures import failure_of
+from replication.shell.tasks import failure_of
 from replication.shell.transport import Identify
 from timer.model.timer_errors import FileDamage, NotReadyError
 from timer.model.units import LogIndex, MonoMs

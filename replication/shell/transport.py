@@ -35,7 +35,7 @@ from google.protobuf.message import DecodeError
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
 from replication.shell.peer_complaints import Complaints, readable_details
-from replication.shell.task_failures import failure_of
+from replication.shell.tasks import failure_of
 from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import ReplicaId

@@ -31,7 +31,7 @@ from cluster.settings.exit_codes import Diverged
 from cluster.state.alarm import KernelAlarm
 from replication.core.core_events import Role
 from replication.core.promise import NEVER_GIVEN
-from replication.shell.task_failures import TaskSet
+from replication.shell.tasks import TaskSet
 from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError
@@ -389,8 +389,8 @@ async def test_cancel_that_nothing_asked_for_is_an_error_of_a_task() -> None:
         tasks.spawn(wait_for_a_call(is_cancelled=is_cancelled))
         [task] = tasks._tasks
         if not is_cancelled:
-            task.cancel()
-        await asyncio.wait({task})
+            tasks.cancel()
+        assert (await asyncio.wait({task}, timeout=10))[0], "a cancel of the set ends its tasks"
     assert [str(each) for each in errors] == ["the call"]
 
 

@@ -16,7 +16,7 @@ class TaskSet:
         """Run `work` as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
 
     def cancel(self) -> None:
         """Cancel all tasks."""
@@ -27,7 +27,7 @@ class TaskSet:
         """Cancel all tasks, and wait until they are over."""
         await cancel_and_wait(list(self._tasks))
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if (error := failure_of(task)) is not None:
             self._on_error(error)
