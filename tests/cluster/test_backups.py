@@ -150,7 +150,10 @@ def test_continuous_backup_has_the_acks_and_timers_since_the_last_backup(
                 def reached(index: int) -> Any:
                     if not (folder / "store" / "backups").exists():
                         return None
-                    [backup] = ctl(capsys, "backup", "list", "--from", store)["backups"]
+                    backups = ctl(capsys, "backup", "list", "--from", store)["backups"]
+                    if not backups:  # its directory is there before its catalogue
+                        return None
+                    [backup] = backups
                     return backup if backup.get("log_index", 0) >= index else None
 
                 client.create_group("t", "g")
