@@ -49,7 +49,9 @@ def test_the_audit_finds_each_lie_and_nothing_else(spark: SparkSession, run: Run
     [history] = run.history_files()
     assert [*history_check.check(history)] == []
     lines = pq.read_table(history).to_pylist()
-    asked = sum(len(line["marks"]) for line in lines if line["op"] == "schedule")
+    schedules = [line for line in lines if line["op"] == "schedule"]
+    sent = sum(len(line["marks"]) for line in schedules)
+    confirmed = sum(len(line["marks"]) for line in schedules if line["outcome"] == "ok")
     lie(lines)
     pq.write_table(pa.Table.from_pylist(lines, SCHEMA), history)
     summary = job.audit(spark, run).summary
@@ -57,9 +59,10 @@ def test_the_audit_finds_each_lie_and_nothing_else(spark: SparkSession, run: Run
         "lost": 1, "unmarked_redelivery": 1, "phantom": 1, "payload_untrue": 1
     }  # fmt: skip
     assert summary["not_looked_at"] == []
-    assert summary["scheduled"] == asked > 1_000
+    assert 1_000 < confirmed <= summary["scheduled"] <= sent, "unanswered calls may count"
     assert summary["pending"] > 0, "of the single calls"
-    assert summary["fired"] == asked - summary["pending"] == summary["delivered"] + 1
+    fired = summary["scheduled"] - summary["pending"]
+    assert summary["fired"] == fired == summary["delivered"] + 1
     assert summary["failovers"] >= 1
     assert summary["kills"] == 1
 

@@ -393,7 +393,7 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
     assert stage.note_deaths() == []
     stage.cluster.kill("n2", signal.SIGKILL)
     assert stage.note_deaths() == ["n2"]
-    assert recorded(stage, "note_deaths")["status"] == -9
+    assert recorded(stage, "died")["status"] == -9
     stage.restart("n2")
     schedules(stage)
 
