@@ -129,9 +129,15 @@ class StatusPages:
         fields = _fields(request, "id", "topic", "key")
         timer_id = fields.pop("id")
         context = context_of(request, ANSWER_TIMEOUT_S)
-        # A task of its own: the guard of the calls notes the caller in the task's context.
-        work = self._answers.timer(timer_id=timer_id, context=context, **fields)
-        return await _json(lambda: asyncio.create_task(work))
+
+        async def read() -> Mapping[str, Any]:
+            if self._api is not None:
+                self._api.check_origin(request)
+            # A task of its own: the guard of the calls notes the caller in the task's context.
+            work = self._answers.timer(timer_id=timer_id, context=context, **fields)
+            return await asyncio.create_task(work)
+
+        return await _json(read)
 
 
 def _fields(request: web.Request, *names: str) -> dict[str, str]:

@@ -93,7 +93,7 @@ class HttpApi:
                 if route.is_change:
                     _check_type(request, route.media)
                 if route.is_change or route.is_private:
-                    self._check_origin(request)
+                    self.check_origin(request)
                 with BodyCharge(self._bodies) as charge:
                     return await work(request, charge)
             except EngineError as error:
@@ -184,7 +184,7 @@ class HttpApi:
             and self._calls.is_unlimited(request.get(IDENTITY))
         )
 
-    def _check_origin(self, request: web.Request) -> None:
+    def check_origin(self, request: web.Request) -> None:
         """Check that no web page of another origin sends a request; see the module.
 
         Raises:

@@ -233,6 +233,7 @@ def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: 
     for path in (f"{at}/messages", f"/v1/nodes/{node}/stacks"):  # nor reads these
         for headers in ({"Host": "rebound.example:80"}, {"Origin": "http://evil.example"}):
             assert send(cluster, node, "GET", path, headers=headers).status == 403, headers
+            assert send(cluster, node, "GET", "/v1/timer?id=x", headers=headers).status == 403
         assert send(cluster, node, "GET", path).status == 200
 
 
