@@ -305,7 +305,16 @@ async def _message(
         OverloadedError, ProblemError: see `BodyCharge.read`.
     """
     bytes_max = form.bytes_max if form is not None else SMALL_BYTES_MAX
-    fields = parse_object(await charge.read(request, bytes_max)) if route.is_change else {}
+    body = await charge.read(request, bytes_max) if route.is_change else b""
+    if len(body) > SMALL_BYTES_MAX:  # many timers would hold the event loop
+        return await asyncio.to_thread(_parsed, route, form, request, body)
+    return _parsed(route, form, request, body)
+
+
+def _parsed(
+    route: HttpRoute, form: HttpForm | None, request: web.Request, body: bytes
+) -> tuple[Message, frozenset[str]]:
+    fields = parse_object(body)
     named = {**request.match_info, **_query(route, form, request), **_request_id(form, request)}
     for name in (route.inner,) if route.inner else named:
         if name in fields:

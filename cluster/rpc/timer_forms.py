@@ -63,16 +63,10 @@ def _one(fields: Fields) -> pb.ScheduleRequest:
 
 def outcomes_of(answer: pb.ScheduleResponse) -> list[dict[str, Any]]:
     """Return the outcome of each row of an answer."""
-    count = len(answer.timer_ids) // timer_id.SIZE
-    results = answer.results or [ScheduleResult.SCHEDULED] * count
-    return [
-        _outcome(
-            result,
-            answer.timer_ids[at * timer_id.SIZE : (at + 1) * timer_id.SIZE],
-            answer.other_ids[at * timer_id.SIZE : (at + 1) * timer_id.SIZE],
-        )
-        for at, result in enumerate(results)
-    ]
+    made = ids.split(answer.timer_ids)  # once: each look at a field of bytes copies it
+    others = ids.split(answer.other_ids) or [b""] * len(made)
+    results = answer.results or [ScheduleResult.SCHEDULED] * len(made)
+    return [_outcome(*row) for row in zip(results, made, others, strict=True)]
 
 
 def _outcome(result: int, raw: bytes, other: bytes) -> dict[str, Any]:

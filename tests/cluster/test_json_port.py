@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
+import threading
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
@@ -237,6 +239,21 @@ async def test_lines_before_one_that_is_too_long_get_their_results(
                 yield pb.ScheduleStreamResponse(request_no=line.request_no, timer_ids=bytes(15))
 
     monkeypatch.setattr(timer_stream, "LINE_BYTES_MAX", 100)
+async def test_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[bool] = []
+
+    def parse(body: bytes) -> dict[str, Any]:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return json_bodies.parse_object(body)
+
+    monkeypatch.setattr("cluster.rpc.http_api.parse_object", parse)
+    async with port(Calls()) as client:
+        for count in (1, 10_000):
+            answer = await client.post(f"{AT}/batch", json={"timers": [{"delay": -1}] * count})
+            assert (answer.status, (await answer.json())["field"]) == (400, "timers[0].delay")
+    assert beside == [False, True]
+
+
     body = ""
     for end in ("", "\n", f"\n{LINE}"):
         body = f"{2 * LINE}\n{LINE}{101 * 'x'}{end}"

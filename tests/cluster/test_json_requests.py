@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from unittest.mock import Mock, PropertyMock
 
 import pytest
 
@@ -11,6 +12,7 @@ from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parse_object
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
+from cluster.rpc.timer_forms import outcomes_of
 from timer.leader.leader import KEYS_MAX
 from timer.model.timer_errors import InvalidRequestError, NotReadyError, OverloadedError
 from timerclient.proto import timer_pb2 as pb
@@ -234,6 +236,15 @@ def test_number_of_too_many_digits_is_refused_without_advice_for_python() -> Non
 
 
 def test_error_of_a_timer_in_a_list_names_its_place() -> None:
+def test_outcomes_of_many_timers_take_one_copy_of_their_ids() -> None:
+    looked = PropertyMock(return_value=bytes(range(30)))
+    answer = Mock(results=[], other_ids=b"")
+    type(answer).timer_ids = looked
+    outcomes = outcomes_of(answer)
+    assert [each["result"] for each in outcomes] == ["SCHEDULED"] * 2
+    assert (len({each["id"] for each in outcomes}), looked.call_count) == (2, 1)
+
+
     with pytest.raises(InvalidRequestError) as refused:
         FORMS["ScheduleTimers"].message(TOPIC, {"timers": [{"delay": 0}, {"delay": -1}]})
     assert refused.value.field == "timers[1].delay"

@@ -104,13 +104,14 @@ def messages_of(
 ) -> list[PeekedMessage]:
     """Return the messages in columns. `states`: one for each; empty: they are not known."""
     count = len(of.queue_offsets)
+    timer_ids = ids.split(of.timer_ids)  # once: each look at a field of bytes copies it
     payloads = rows.slices(of.payload_sizes, of.payloads)
     keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
     headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
     orders = rows.slices(of.ordering_key_sizes, of.ordering_keys) or [b""] * count
     return [
         PeekedMessage(
-            of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
+            timer_ids[at],
             of.queue_offsets[at],
             PeekState(states[at]) if states else PeekState.UNKNOWN,
             of.due_ms[at],
