@@ -18,6 +18,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,7 +63,8 @@ class HttpConnection:
     full_since_s: float | None = None
     """Monotonic time of the first look that found a full buffer or a closing transport."""
     late_bytes: int = 0
-    """Of the answer under way at `full_since_s`, and of those that began since."""
+    """Of the answer under way at `full_since_s`, of those that began since, and of the pieces of a
+    stream since."""
     is_aborted: bool = False
     """Its socket closes in the next turn of the event loop."""
 
@@ -84,6 +86,10 @@ class HttpConnection:
         if self.full_since_s is None:
             self.full_since_s, self.late_bytes = now_s, self.answer_bytes
         return now_s - self.full_since_s > WAIT_S + self.late_bytes / PACE
+
+
+_CURRENT: ContextVar[HttpConnection | None] = ContextVar("connection", default=None)
+"""The connection of the request on which this task works."""
 
 
 class HttpConnections:
@@ -129,6 +135,7 @@ class HttpConnections:
             return await self._answer(request, handler)
         if self._busy >= self._busy_max and request.path not in PROBES:
             return await self._answer(request, self._refuse)
+        _CURRENT.set(connection)
         connection.is_busy = True
         self._busy += 1
         try:
@@ -203,6 +210,15 @@ class HttpConnections:
         logger.warning("HTTP connection ended: its client does not read", extra=more)
         connection.abort()
         self._on_ended()
+
+
+def count_piece(size: int) -> None:
+    """Give the client of this task's request time for `size` further bytes of its answer.
+
+    It is called for each piece of an answer whose length is not known.
+    """
+    if (connection := _CURRENT.get()) is not None:
+        connection.late_bytes += size
 
 
 async def _write(request: web.Request, answer: web.StreamResponse) -> None:

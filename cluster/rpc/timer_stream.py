@@ -20,6 +20,7 @@ from cluster.rpc.aiohttp_server import web
 from cluster.rpc.field_names import as_sent, moments_of, with_field
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.http_connections import count_piece
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, BodyReader, parse_object
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 LINE_BYTES_MAX: Final = 1 << 20
 """Bytes of one line."""
+LINES_PER_TURN: Final = 16
+"""Lines of one stream that are read in a turn of the event loop. A small compressed body may have
+millions of lines that need no answer of the service, such as empty ones."""
 LINES_MAX: Final = 1_000
 """Lines of a stream that were read and have no result that the client has read."""
 SILENCE_S: Final = 30.0
@@ -89,7 +93,9 @@ class TimerLines:
                 if lines or ended:
                     await response.prepare(self._request)
                 if lines:
-                    await response.write("".join(lines).encode())
+                    text = "".join(lines).encode()
+                    count_piece(len(text))
+                    await response.write(text)
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
@@ -152,6 +158,8 @@ class TimerLines:
         try:
             async for line in self._lines():
                 self._read = number = self._read + 1
+                if number % LINES_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 if not line.strip():
                     continue
                 await self._free_lines.acquire()

@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
-from cluster.rpc import json_bodies, timer_stream
+from cluster.rpc import http_connections, json_bodies, timer_stream
 from cluster.rpc.http import HttpServer
 from cluster.rpc.http_api import IDEMPOTENCY_KEY, IDENTITY, HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
@@ -81,6 +81,26 @@ async def port(
     app.add_routes(HttpApi(cast("LocalCalls", calls), OWN, secure=False).routes())
     async with asyncio.timeout(30), TestClient(TestServer(app)) as client:
         yield client
+
+
+@contextlib.asynccontextmanager
+async def served(calls: Calls, buffer_bytes: int = 0) -> AsyncIterator[str]:
+    """Yield the address of a whole server, as a node has it.
+
+    `buffer_bytes`: the system keeps about that many unread bytes of a connection; 0: its default.
+    """
+    api = HttpApi(cast("LocalCalls", calls), OWN, secure=False)
+    pages = Mock(routes=api.routes, close=AsyncMock())
+    server = HttpServer("127.0.0.1:0", Mock(), CollectorRegistry(), pages)
+    async with asyncio.timeout(30):
+        port = await server.start()
+        if buffer_bytes:
+            assert server._listener is not None
+            for each in server._listener._sockets:
+                for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                    each.setsockopt(socket.SOL_SOCKET, kind, buffer_bytes)
+        yield f"http://127.0.0.1:{port}"
+    await server.stop()
 
 
 async def lines_of(calls: Calls, body: Any) -> list[dict[str, Any]]:
@@ -219,6 +239,21 @@ async def test_errors_show_fields_in_the_units_of_the_request(
     assert (found["field"], found["limit"]) == (shown.partition(" ")[0], shown.partition(": ")[2])
 
 
+async def test_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[bool] = []
+
+    def parse(body: bytes) -> dict[str, Any]:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return json_bodies.parse_object(body)
+
+    monkeypatch.setattr("cluster.rpc.http_api.parse_object", parse)
+    async with port(Calls()) as client:
+        for count in (1, 10_000):
+            answer = await client.post(f"{AT}/batch", json={"timers": [{"delay": -1}] * count})
+            assert (answer.status, (await answer.json())["field"]) == (400, "timers[0].delay")
+    assert beside == [False, True]
+
+
 async def test_failed_stream_names_the_first_line_without_a_result() -> None:
     found = await lines_of(Calls(answered=2, read=5), f'{LINE}{{"payload": "bad"}}\n{7 * LINE}')
     assert [each["line"] for each in found] == [1, 2, 3]
@@ -239,21 +274,6 @@ async def test_lines_before_one_that_is_too_long_get_their_results(
                 yield pb.ScheduleStreamResponse(request_no=line.request_no, timer_ids=bytes(15))
 
     monkeypatch.setattr(timer_stream, "LINE_BYTES_MAX", 100)
-async def test_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside: list[bool] = []
-
-    def parse(body: bytes) -> dict[str, Any]:
-        beside.append(threading.current_thread() is not threading.main_thread())
-        return json_bodies.parse_object(body)
-
-    monkeypatch.setattr("cluster.rpc.http_api.parse_object", parse)
-    async with port(Calls()) as client:
-        for count in (1, 10_000):
-            answer = await client.post(f"{AT}/batch", json={"timers": [{"delay": -1}] * count})
-            assert (answer.status, (await answer.json())["field"]) == (400, "timers[0].delay")
-    assert beside == [False, True]
-
-
     body = ""
     for end in ("", "\n", f"\n{LINE}"):
         body = f"{2 * LINE}\n{LINE}{101 * 'x'}{end}"
@@ -280,16 +300,56 @@ async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -
     assert [each["line"] for each in await lines_of(Calls(), 35 * LINE)] == [*range(1, 36)]
 
 
+async def test_lines_of_a_stream_take_turns_with_other_work() -> None:
+    turns, at_work = 0, True
+
+    async def work() -> None:
+        nonlocal turns
+        while at_work:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(work())
+    body = gzip.compress(b"\n" * 100_000)
+    coded = NDJSON | {"Content-Encoding": "gzip"}
+    async with (
+        served(Calls()) as at,
+        aiohttp.ClientSession() as session,
+        session.post(f"{at}{AT}/stream", data=body, headers=coded) as answer,
+    ):
+        assert (answer.status, await answer.read()) == (200, b"")
+    at_work = False
+    await other
+    assert turns >= 100_000 // timer_stream.LINES_PER_TURN
+
+
+async def test_client_that_reads_a_stream_slowly_stays_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_connections, "WAIT_S", 0.05)
+    monkeypatch.setattr(http_connections, "PACE", 1 << 10)
+    monkeypatch.setattr(http_connections, "CHECK_INTERVAL_S", 0.01)
+    count = 3_000
+    async with served(Calls(answered=count), buffer_bytes=4_096) as at:
+        host, _, number = at.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(number), limit=4_096)
+        head = f"POST {AT}/stream HTTP/1.0\r\nHost: {host}\r\nContent-Type: application/x-ndjson"
+        writer.write(f"{head}\r\nContent-Length: {count * len(LINE)}\r\n\r\n".encode())
+        writer.write((count * LINE).encode())
+        seen = b""
+        while piece := await reader.read(8_192):
+            seen += piece
+            await asyncio.sleep(0.02)
+        writer.close()
+    assert seen.count(b"SCHEDULED") == count
+
+
 @pytest.mark.parametrize("path", [AT, f"{AT}/stream"])
 async def test_compressed_body_is_expanded_in_pieces_up_to_its_limit(path: str) -> None:
     media = NDJSON if path.endswith("stream") else {"Content-Type": "application/json"}
     raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     many = gzip.compress(b" " * json_bodies.SMALL_BYTES_MAX * 200)
-    api = HttpApi(cast("LocalCalls", Calls()), OWN, secure=False)
-    pages = Mock(routes=api.routes, close=AsyncMock())
-    server = HttpServer("127.0.0.1:0", Mock(), CollectorRegistry(), pages)
-    url = f"http://127.0.0.1:{await server.start()}{path}"
-    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+    async with served(Calls()) as at, aiohttp.ClientSession() as session:
         for coding, body, where in (
             ("gzip", gzip.compress(b'{"delay": "x"}'), "delay"),
             ("Deflate", zlib.compress(b'{"delay": "x"}'), "delay"),
@@ -298,9 +358,8 @@ async def test_compressed_body_is_expanded_in_pieces_up_to_its_limit(path: str) 
             ("gzip", many, "must have at most"),
         ):
             headers = media | {"Content-Encoding": coding}
-            async with session.post(url, data=body, headers=headers) as answer:
+            async with session.post(f"{at}{path}", data=body, headers=headers) as answer:
                 assert where in await answer.text(), (coding, where)
-    await server.stop()
 
 
 async def test_each_piece_of_a_compressed_body_takes_its_turn_in_all_members_of_gzip() -> None:
