@@ -37,6 +37,8 @@ PACE: Final = 1 << 20
 VALUES_MAX: Final = 100_000
 """Most values in a body above SMALL_BYTES_MAX, counted by its commas and opening brackets. Parsing
 them takes about 20 ms."""
+TOO_DEEP: Final = "is nested too deeply: up to 900 levels are accepted"
+"""Python's limit is 1,000 nested calls, with those of the port."""
 PIECE_BYTES: Final = 16 << 10
 """Bytes of an expanded body, at most, between two turns of the event loop."""
 RETRY_AFTER_MS: Final = 500
@@ -83,7 +85,7 @@ class BodyCharge:
             async with asyncio.timeout(limit_s):
                 return await self._pieces(request, bytes_max)
         except TimeoutError:
-            limit = f"must arrive within {limit_s:g} s"
+            limit = f"must arrive within {limit_s:.3g} s"
             raise InvalidRequestError("body", "incomplete", limit) from None
 
     async def _pieces(self, request: web.Request, bytes_max: int) -> bytes:
@@ -188,7 +190,7 @@ def parse_object(data: bytes, name: str = "body") -> dict[str, Any]:
     try:
         found = decode_json(data or b"{}")
     except RecursionError:
-        raise InvalidRequestError(name, f"{len(data)} bytes", "is nested too deeply") from None
+        raise InvalidRequestError(name, f"{len(data)} bytes", TOO_DEEP) from None
     except ValueError as error:  # of UTF-8, too
         why = str(error).partition(";")[0]  # behind it, words for programmers of Python
         raise InvalidRequestError(name, f"{len(data)} bytes", f"must be JSON: {why}") from None

@@ -77,7 +77,8 @@ def _check_value(name: str, value: Any, field: Any) -> None:
         names = short_names(field.enum_type)
         known = {*names, *field.enum_type.values_by_name, *field.enum_type.values_by_number}
         if not isinstance(value, str | int) or value not in known:
-            raise field_error(name, value, f"must be one of {', '.join(names)}")
+            meant = [each for each in names if not each.endswith("_UNSPECIFIED")]
+            raise field_error(name, value, f"must be one of {', '.join(meant)}")
     elif field.cpp_type in _RANGE:
         _check_number(name, value, *_RANGE[field.cpp_type])
     elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:

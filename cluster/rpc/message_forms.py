@@ -146,7 +146,7 @@ def _ack(fields: Fields) -> pb.AckRequest:
 def _nack(fields: Fields) -> pb.NackRequest:
     request = _settlement_of(pb.NackRequest, fields)
     request.unseen = json_fields.flag(fields, "unseen")
-    if (delay_ms := json_fields.span_ms(fields, "delay")) is not None:
+    if (delay_ms := json_fields.span_ms(fields, "delay", rows.PAUSE_MS_MAX)) is not None:
         request.delay_ms = delay_ms
     request.detail = json_fields.text(fields, "detail")
     return request

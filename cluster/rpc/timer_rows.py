@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from cluster.rpc import json_fields
+from cluster.rpc.json_bodies import TOO_DEEP
 from cluster.rpc.json_fields import SHOWN_MAX, Fields, field_error, utf8
 from cluster.rpc.schemas import HEADERS, MOMENT, MS, SPAN, TEXT, WHOLE, Schema, nullable, words
 from timer.model.timer_errors import HIDDEN, InvalidRequestError
@@ -122,7 +123,7 @@ def _of_json(value: Any) -> bytes:
     try:
         return JSON.encode(value)
     except (ValueError, RecursionError) as error:
-        why = "is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
+        why = TOO_DEEP if isinstance(error, RecursionError) else f"{error}"
         limit = f"must be JSON in UTF-8: {why[:200]}".encode(errors="backslashreplace").decode()
         raise InvalidRequestError("json", type(value).__name__, limit) from None
 
