@@ -609,6 +609,17 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 
+def test_large_messages_take_the_turns_of_the_usual_deliveries_in_their_place() -> None:
+    play = Play()
+    for name in ("g", "h", "i"):
+        play.join(play.make_group(name)).delivery_max = lambda: 100
+    play.settle()
+    play.schedule("s", 0, size=100 * turns.WORK_MAX // turns.LEASE_WORK)
+    play.step()
+    play.commit()
+    assert [len(play.deliver()) for _ in range(4)] == [1, 1, 1, 0]
+
+
 def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WORK_MAX", 2)
     looked = calls_of(monkeypatch, Leases, "deliver")

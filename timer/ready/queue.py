@@ -259,6 +259,12 @@ class Queue:
         """Return the bytes of the payloads, keys and headers of messages whose pages are read."""
         return int(self._sizes(offsets).sum())
 
+    def payload_bytes(self, offset: int) -> int:
+        """Return the bytes of a message's payload, whose page is read; faster than `bytes_of`."""
+        block = self.blocks[self._number_of(offset)]
+        assert block.page is not None, (block.first, block.end)
+        return int(block.page.rows["payload_size"][offset - block.first])
+
     def _sizes(self, offsets: U64) -> I64:
         return np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
 

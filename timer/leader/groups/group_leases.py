@@ -118,6 +118,7 @@ class Leases:
         "_ended",
         "_first_lease_id",
         "_former_consumers",
+        "_large_work",
         "_lease_ids",
         "_leases_max",
         "_order",
@@ -151,13 +152,14 @@ class Leases:
         self._reserving = False
         self.handing_over = False
         """The group's HAND_OVER is in flight: nothing is delivered."""
+        self._large_work = 0
 
     # ---- views
 
     @property
     def work(self) -> int:
-        """Work units of the last look for free messages."""
-        return self._order.work + self._ended.work
+        """Work units of the last look for free messages, and of a large message that it found."""
+        return max(self._order.work + self._ended.work, self._large_work)
 
     @property
     def unfinished(self) -> bool:
@@ -254,7 +256,7 @@ class Leases:
         `outlived_ms`: messages due at or before it have expired, Unix milliseconds; None: none.
         """
         self._ended.outlived_ms = outlived_ms
-        self._order.unfinished = False
+        self._order.unfinished, self._large_work = False, 0
         self._order.on_freed(self._ended.revive())
         limit = self._roster.allowed_in_flight(limit)
         closed = self.handing_over or limit <= 0 or len(self._table) >= self._leases_max
@@ -263,6 +265,8 @@ class Leases:
             self._roster.end_round()
             return None
         consumer, offsets = found
+        if len(offsets) == 1:  # one message is delivered whatever its size
+            self._large_work = queue.payload_bytes(int(offsets[0])) // consumer.usual_bytes
         if consumer.bytes_left < UNBOUNDED:
             consumer.bytes_left -= queue.bytes_of(offsets)
         return self._lease(consumer, offsets, now_ms)

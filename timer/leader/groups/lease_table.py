@@ -82,9 +82,14 @@ class ConsumerStream:
     """Order of joining, from 1."""
 
     @property
+    def usual_bytes(self) -> int:
+        """Most bytes of one of the many deliveries of a step."""
+        return min(self.delivery_max(), DELIVERY_BYTES)
+
+    @property
     def bytes_max(self) -> int:
         """Most bytes in its next delivery."""
-        return min(self.bytes_left, self.delivery_max(), DELIVERY_BYTES)
+        return min(self.bytes_left, self.usual_bytes)
 
     def end_credit(self) -> None:
         """Get nothing until the consumer grants credit again."""
