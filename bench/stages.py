@@ -302,7 +302,9 @@ def _deliver_and_ack(loop: StagedLoop, got: list[Delivery]) -> int:
         out = loop.leader.deliver(loop.now)
         for each in out:
             each.lease.consumer.sink(each)
-            wire_rows.deliveries_of(each, ids, SALT).SerializeToString()
+            response = pb.ConsumeResponse()
+            wire_rows.put_delivery(response.deliveries, each, ids, SALT)
+            response.SerializeToString()
         return bool(out)
 
     def ack(each: Delivery) -> None:

@@ -133,9 +133,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         try:
             while (response := await stream.next()) is not None:
                 if stream.takes_rows and response.HasField("deliveries"):
-                    rows = await rows_beside(response.deliveries)
-                    response = pb.ConsumeResponse(deliveries=rows)
+                    response = pb.ConsumeResponse(deliveries=await rows_beside(response.deliveries))
                 yield response
+                del response
         finally:
             self._streams.discard(stream)
             reader.cancel()
@@ -221,7 +221,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
         def take(delivery: Delivery) -> None:
             if not delivered.done():
-                delivered.set_result(wire_rows.deliveries_of(delivery, ids, self._salt))
+                wire_rows.put_delivery(found := pb.Deliveries(), delivery, ids, self._salt)
+                delivered.set_result(found)
 
         def end(why: EngineError) -> None:
             if not delivered.done():
@@ -532,7 +533,9 @@ class _Stream:
 
     def _deliver(self, delivery: Delivery) -> None:
         assert self._consumer is not None
-        deliveries = wire_rows.deliveries_of(delivery, self._ids, self._salt)
+        response = pb.ConsumeResponse()
+        deliveries = response.deliveries  # filled in place: messages would be copied into it
+        wire_rows.put_delivery(deliveries, delivery, self._ids, self._salt)
         lease_id, messages = delivery.lease.lease_id, len(delivery.lease.offsets)
         size = _bytes_of(deliveries)
         self._outbox_bytes += size
@@ -547,7 +550,6 @@ class _Stream:
         is_full = self._outbox_bytes > self._outboxes.most(self._caller)
         self._consumer.paused = is_full or self._consumer.bytes_left <= 0
         self._last_lease = lease_id
-        response = pb.ConsumeResponse(deliveries=deliveries)
         self._enqueue(_Outgoing(response, size, 0, lease_id, messages))
         if was_held and not self._consumer.paused:
             self.credit(0)

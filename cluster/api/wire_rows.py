@@ -549,10 +549,10 @@ def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArr
     return timer_id.decode(raw, salt)
 
 
-def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries:
-    """Return a lease with its messages. Only here are they copied from the queue's pages."""
+def put_delivery(out: pb.Deliveries, delivery: Delivery, ids: LeaseIds, salt: int) -> None:
+    """Put a lease and its messages into `out`. Only here are they copied from the queue's pages."""
     lease = delivery.lease
-    out = pb.Deliveries(epoch=delivery.epoch, lease_ms=lease.consumer.lease_ms)
+    out.epoch, out.lease_ms = delivery.epoch, lease.consumer.lease_ms
     out.lease_id = ids.id_of(lease.lease_id)
     out.handed_out_ms = delivery.at_ms
     out.group_id = lease.group_id
@@ -561,7 +561,6 @@ def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries
     if delivery.failures.any():
         out.failures.extend(delivery.failures.tolist())
     put_messages(out, delivery.topic.queue, lease.offsets, salt)
-    return out
 
 
 def put_messages(out: pb.Deliveries, queue: Queue, offsets: U64, salt: int) -> None:

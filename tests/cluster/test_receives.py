@@ -128,7 +128,9 @@ async def test_deliveries_to_an_identity_are_as_large_as_its_share_allows() -> N
 async def test_only_a_caller_that_does_not_read_gets_no_more_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire_rows, "deliveries_of", lambda *_: pb.Deliveries(payloads=bytes(600)))
+    monkeypatch.setattr(
+        wire_rows, "put_delivery", lambda out, *_: setattr(out, "payloads", bytes(600))
+    )
     host: Any = SimpleNamespace(kick=lambda: None)
     desk: Any = Desk()
     leader: Any = SimpleNamespace(groups=SimpleNamespace(join=lambda *_: None), epoch=1)

@@ -157,8 +157,7 @@ async def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_
 async def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    delivered = pb.Deliveries(lease_id=7)
-    monkeypatch.setattr(wire_rows, "deliveries_of", lambda *_: delivered)
+    monkeypatch.setattr(wire_rows, "put_delivery", lambda *_: None)
     took_back: list[LeaseId] = []
 
     def leave(_: object, __: object, unsent: Iterable[LeaseId]) -> None:
@@ -182,8 +181,8 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
 ) -> None:
     monkeypatch.setattr(
         wire_rows,
-        "deliveries_of",
-        lambda d, *_: pb.Deliveries(lease_id=d.number, payloads=bytes(d.number)),
+        "put_delivery",
+        lambda out, d, *_: setattr(out, "payloads", bytes(d.number)),
     )
     looks: list[int] = []
 
