@@ -64,6 +64,9 @@ READ_AHEAD_MS: Final = 50
 """Least time between two checks whether more of the runs must be read."""
 SAMPLE_MS: Final = 100
 """The least time between two samples of the voters' clocks."""
+HIGH_DELIVERY_MS: Final = 100
+"""The least time between two steps with deliveries while memory is high: consumers that do not read
+are disconnected meanwhile."""
 
 
 class ThreadWork(enum.Enum):
@@ -207,6 +210,7 @@ class StatePlane:
         self._merging = self._reading = self._fetching = False
         self._read_at_ms = self._flushed_at_ms = io.mono_ms()
         self._share = io.draw_share()
+        self._delivered_at_ms = MonoMs(0)
         self.memory_high = False
         """Whether the process's memory is above its limit, last measured by the shell."""
 
@@ -418,12 +422,15 @@ class StatePlane:
         """Step the leader; return after how many milliseconds to step again."""
         self._io.run_timed(leader.step, now)
         held = self._io.lease_held()
-        if held:
+        pause_ms = self._delivered_at_ms + HIGH_DELIVERY_MS - now.mono_ms if self.memory_high else 0
+        if held and pause_ms <= 0:
+            self._delivered_at_ms = now.mono_ms
             for delivery in self._io.run_timed(leader.deliver, now):
                 self._io.run_timed(self._deliver, delivery)
             if leader.groups.waiting:  # deliveries need entries
                 self._io.run_timed(leader.step, now)
         wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
+        wait_ms = min(wait_ms, pause_ms) if pause_ms > 0 else wait_ms
         return wait_ms if held else min(wait_ms, LEASE_CHECK_MS)
 
     def _sample(self, mono_ms: MonoMs) -> None:

@@ -10,6 +10,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import (
     EARLY_SHARE,
+    HIGH_DELIVERY_MS,
     LOW_FLUSH_MS,
     READ_AHEAD_MS,
     SAMPLE_MS,
@@ -19,12 +20,14 @@ from cluster.state.state_plane import (
     StatePlane,
     ThreadWork,
 )
+from tests.calls import calls_of
 from tests.timer.lookups import flip
 from tests.timer.machines import START_MS, STATE, Log, engine_on, log_of, part_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import DiskSpace
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import SETTLE_MS, ClockReport, ClusterClock, Sample
+from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     CorruptFileError,
     FileDamage,
@@ -435,6 +438,27 @@ def test_memory_above_its_limit_is_freed_by_a_flush_at_most_every_twenty_seconds
     plane.fold_later()
     io.turn()
     assert not io.syncs, "little memory would be freed"
+
+
+def test_steps_with_deliveries_have_pauses_while_memory_is_high(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane, io = plane_of(log := log_of(1))
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    io.turn()
+    delivered = calls_of(monkeypatch, Leader, "deliver")
+    for plane.memory_high in (False, True):
+        for _ in range(3):
+            io.now_ms += 1
+            plane.kick()
+            io.turn()
+    assert len(delivered) == 3
+    assert io.waits_ms[-1] == HIGH_DELIVERY_MS - 3
+    io.now_ms += io.waits_ms[-1]
+    plane.kick()
+    io.turn()
+    assert len(delivered) == 4
 
 
 def test_no_manifest_is_written_before_the_log_beside_it_is_synced() -> None:
