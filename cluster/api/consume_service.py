@@ -195,7 +195,6 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 request.topic, request.group, request.start, request.lease_ms
             )
             found = await self._receive(leader, group, request)
-            self.hooks.before_answer(_bytes_of(found), context)
             if request.rows:
                 found = await rows_beside(found)
             return as_type(pb.ReceiveResponse, found)

@@ -561,15 +561,11 @@ def _services(
             connections.count_request(request, context)
         check_request(request)
 
-    def before_answer(size: int, context: Any) -> None:
-        if not isinstance(context, HttpContext):
-            outboxes.answer(size, context)
-
     hooks = ServiceHooks(
         on_error=on_error,
         admit=memory.admit,
         on_request=on_request,
-        before_answer=before_answer,
+        while_unread=outboxes.relayed,
         on_answer=telemetry.rpcs.on_answer,
         on_stream=telemetry.rpcs.on_stream,
         on_stream_end=telemetry.rpcs.on_stream_end,

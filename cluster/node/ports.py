@@ -154,7 +154,8 @@ def grpc_servers_of(
     tokens = endpoints.token_server((*TOKEN_OPTIONS, *most))
     (link or public).add_generic_rpc_handlers(tuple(peers))
     for server in filter(None, (public, link, tokens)):
-        services.add_to(Registrar(server, limits.request_bytes_max))
+        unread = services.consumers.outboxes
+        services.add_to(Registrar(server, limits.request_bytes_max, unread.answer))
     reflected = [*ON_LEADER, *ON_ALL, health.SERVICE_NAME, reflection.SERVICE_NAME]
     for server in filter(None, (public, tokens)):
         health_service.add_to(server)

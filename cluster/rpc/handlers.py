@@ -15,7 +15,7 @@ import logging
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Mapping
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
@@ -63,8 +63,10 @@ class ServiceHooks:
     """Called for each answered request: method, name of the status code, `relayed`, seconds.
 
     `relayed`: "yes" if this node sent the request on to the leader, otherwise "no"."""
-    before_answer: Callable[[int, Context], None] = lambda size, context: None
-    """Called with the bytes of a unary answer that may be large, before it is sent."""
+    while_unread: Callable[[int, Context], AbstractContextManager[None]] = lambda size, context: (
+        nullcontext()
+    )
+    """Called with the bytes of each answer of a relayed stream. gRPC holds them in the context."""
     on_stream: Callable[[str], None] = lambda method: None
     """Called for each stream of requests that begins, with its method."""
     on_stream_end: Callable[[str, str, str], None] = lambda method, code, relayed: None
@@ -171,7 +173,6 @@ def unary_handler(
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
                     encoded: Any = await relay.answer(leader, name, read(request), context)
-                    service.hooks.before_answer(len(encoded), context)
                     return encoded  # type: ignore[no-any-return]  # encoded; see Registrar
                 if at_once:
                     return await handler(service, read(request), context)
@@ -227,7 +228,12 @@ def stream_handler(
                 with present if answers is None else nullcontext():
                     async with aclosing(own) as responses:
                         async for response in responses:
-                            yield response
+                            if answers is None:
+                                yield response
+                            else:
+                                with service.hooks.while_unread(len(response), context):
+                                    yield response
+                            del response
             except EngineError as error:
                 why = error
             else:
@@ -296,9 +302,18 @@ class RequestStream(Generic[_Request]):
 class Registrar:
     """Stands in for a server while services register, so that `reader_of` parses requests."""
 
-    def __init__(self, server: Any, request_bytes_max: int) -> None:
-        """`request_bytes_max`: bytes of a request's payloads, keys and headers, at most."""
+    def __init__(
+        self,
+        server: Any,
+        request_bytes_max: int,
+        on_answer: Callable[[int, Context], None] = lambda size, context: None,
+    ) -> None:
+        """`request_bytes_max`: bytes of a request's payloads, keys and headers, at most.
+
+        `on_answer`: called with the bytes of each unary answer, before it is sent.
+        """
         self._server, self._bytes_max = server, request_bytes_max + COLUMNS_BYTES_MAX
+        self._on_answer = on_answer
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Ignore the handlers: their methods are also registered, and gRPC finds those first."""
@@ -307,18 +322,55 @@ class Registrar:
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
         """Register the methods of a service at the server."""
-        read = {
-            name: handler._replace(  # type: ignore[attr-defined]  # a named tuple, in truth
-                request_deserializer=reader_of(handler.request_deserializer, self._bytes_max),  # type: ignore[arg-type]
-                response_serializer=functools.partial(_bytes_of, handler.response_serializer),  # type: ignore[arg-type]
-            )
-            for name, handler in handlers.items()
-        }
+        read = {name: self._registered(handler) for name, handler in handlers.items()}
         self._server.add_registered_method_handlers(service, read)
+
+    def _registered(self, handler: Any) -> Any:
+        encode = functools.partial(_bytes_of, handler.response_serializer)
+        if handler.response_streaming:
+            shape = "stream_stream" if handler.request_streaming else "unary_stream"
+            served = _boxed(getattr(handler, shape))
+        else:
+            shape, served = "unary_unary", self._counted(handler.unary_unary, encode)
+        return handler._replace(
+            request_deserializer=reader_of(handler.request_deserializer, self._bytes_max),
+            response_serializer=encode,
+            **{shape: served},
+        )
+
+    def _counted(
+        self, handler: Callable[[Any, Context], Awaitable[Any]], encode: Callable[[Any], bytes]
+    ) -> Callable[[Any, Context], Awaitable[bytes]]:
+        async def answer(request: Any, context: Context) -> bytes:
+            working = handler(request, context)
+            del request  # see the module
+            encoded = encode(await working)
+            self._on_answer(len(encoded), context)
+            return encoded
+
+        return answer
+
+
+def _boxed(handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+    """Return a handler whose answers are in lists, which are empty when the answer is encoded.
+
+    gRPC keeps each answer of a stream until the next one: for an idle consumer a megabyte.
+    """
+
+    async def answer(request: Any, context: Context) -> AsyncIterator[list[Any]]:
+        async with aclosing(handler(request, context)) as responses:
+            async for response in responses:
+                box = [response]
+                del response
+                yield box
+
+    return answer
 
 
 def _bytes_of(encode: Callable[[Any], bytes], response: Any) -> bytes:
     """Return a response as bytes. The leader's answer to a relayed request is encoded already."""
+    if isinstance(response, list):
+        response = response.pop()
     return response if isinstance(response, bytes) else encode(response)
 
 

@@ -11,6 +11,8 @@ has at most that part of the bytes left, and one step does not exceed them.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from cluster.rpc.rpc_caller import caller_name
@@ -21,7 +23,7 @@ OUTBOX_BYTES_MAX: Final = 8 << 20
 """Of one stream, at most."""
 MEMORY_PART: Final = 4
 """All streams together hold at most this part of the process's memory limit: a quarter."""
-ANSWER_BYTES: Final = 64 << 10
+ANSWER_BYTES: Final = 4 << 10
 """A smaller unary answer is not counted."""
 STEP_DELIVERIES: Final = WORK_MAX // LEASE_WORK
 DELIVERY_BYTES_MIN: Final = 64 << 10
@@ -56,6 +58,16 @@ class Outboxes:
             peer, caller = context.peer(), caller_name()
             self.add(peer, caller, size)
             context.add_done_callback(lambda _: self.add(peer, caller, -size))
+
+    @contextmanager
+    def relayed(self, size: int, context: Any) -> Iterator[None]:
+        """Return a context in which gRPC holds `size` bytes of a relayed stream's answer."""
+        peer, caller = context.peer(), caller_name()
+        self.add(peer, caller, size)
+        try:
+            yield
+        finally:
+            self.add(peer, caller, -size)
 
     def is_full(self, caller: str | None) -> bool:
         """Return whether a caller has more unread bytes than its share."""

@@ -205,8 +205,11 @@ class Relay:
             del requests
             with self._open_call(call, method, target):
                 try:
-                    async for answer in call:
+                    # Not `async for`: the call refers to its iterator, which refers to the call and
+                    # to the last answer.
+                    while (answer := await call.read()) is not grpc.aio.EOF:
                         yield answer
+                        del answer
                 except grpc.aio.AioRpcError as failed:
                     refused = _Refused(target, method, failed)
                 except asyncio.CancelledError:

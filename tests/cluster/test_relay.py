@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import queue
 import re
 import socket
 import threading
+import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -560,6 +562,60 @@ async def test_relayed_stream_ends_after_the_answers_before_a_refused_request() 
         with pytest.raises(ConnectionAbortedError, match="memory for ScheduleStream"):
             await collect(relay)
     assert answers == [request.SerializeToString()]
+
+
+async def test_answer_of_a_relayed_stream_counts_and_leaves_memory_at_once() -> None:
+    counted = list[int]()
+
+    async def schedule(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield bytes(1 << 22)
+        await asyncio.sleep(RPC_S)
+
+    @contextlib.contextmanager
+    def while_unread(size: int, context: Any) -> Iterator[None]:
+        counted.append(size)
+        try:
+            yield
+        finally:
+            counted.append(-size)
+
+    async def read() -> Any:
+        return grpc.aio.EOF
+
+    context: Any = FakeContext()
+    context.read, context.peer = read, lambda: "ipv4:10.0.0.1:1"
+    shape = grpc.stream_stream_rpc_method_handler
+    async with relaying("ScheduleStream", schedule, shape=shape) as relay:
+        hooks = ServiceHooks(relay=relay, while_unread=while_unread)
+        stream: Any = Relaying(hooks).ScheduleStream
+        gc.disable()
+        tracemalloc.start()
+        try:
+            answers = stream(SimpleNamespace(__aiter__=None), context)
+            assert len(await anext(answers)) == sum(counted) == 1 << 22
+            await answers.aclose()
+            await until_true(lambda: tracemalloc.get_traced_memory()[0] < 1 << 20)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert counted == [1 << 22, -(1 << 22)]
+
+
+async def test_answer_of_a_stream_leaves_memory_when_it_is_encoded() -> None:
+    found = dict[str, Any]()
+
+    async def consume(requests: Any, context: Any) -> AsyncIterator[pb.ConsumeResponse]:
+        yield pb.ConsumeResponse(leaving=True)
+
+    server = SimpleNamespace(add_registered_method_handlers=lambda _, each: found.update(each))
+    handler = grpc.stream_stream_rpc_method_handler(
+        consume, pb.ConsumeRequest.FromString, pb.ConsumeResponse.SerializeToString
+    )
+    handlers.Registrar(server, 1).add_registered_method_handlers("s", {"Consume": handler})
+    (answer,) = [each async for each in found["Consume"].stream_stream(None, None)]
+    encoded = found["Consume"].response_serializer(answer)
+    assert pb.ConsumeResponse.FromString(encoded).leaving
+    assert not answer, "gRPC keeps it until the next one"
 
 
 async def test_open_calls_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatch) -> None:
