@@ -26,7 +26,11 @@ CHECK_INTERVAL_S: Final = 0.25
 FORGET_S: Final = 60.0
 GIVE_BACK_S: Final = 5.0
 """Interval at which free pages return to the system while memory is above its limit. The flushes of
-that time free some."""
+that time free some. It doubles each time that little returns, because it can hold up the event loop
+for a tenth of a second."""
+GIVE_BACK_S_MAX: Final = 80.0
+GIVEN_BYTES_MIN: Final = 4 << 20
+"""Fewer bytes that return are little."""
 RETRY_AFTER_MS: Final = 1_000
 LARGE_BYTES: Final = 1 << 20
 """A request of at least this size is checked at once: many may come before the next check."""
@@ -112,6 +116,7 @@ class MemoryGuard:
         self.high = False
         """True while new work is refused."""
         self._on_end, self._on_check, self._release_pages = on_end, on_check, release_pages
+        self._give_back_s = self._give_back_in_s = GIVE_BACK_S
 
     def complaints(self) -> list[str]:
         """Return why new work is refused; empty: it is not."""
@@ -141,10 +146,21 @@ class MemoryGuard:
             with contextlib.suppress(OSError):  # no file can be opened: the next look retries
                 await self.check()
                 self._on_check()
-                if self.high and number % round(GIVE_BACK_S / CHECK_INTERVAL_S) == 0:
-                    await asyncio.to_thread(self._release_pages)
+                await self._give_back()
                 if number % round(FORGET_S / CHECK_INTERVAL_S) == 0:
                     await self._connections.weigh()
+
+    async def _give_back(self) -> None:
+        if not self.high:
+            self._give_back_s = self._give_back_in_s = GIVE_BACK_S
+        self._give_back_in_s -= CHECK_INTERVAL_S
+        if self._give_back_in_s > 0:
+            return
+        before = resident_bytes()
+        await asyncio.to_thread(self._release_pages)
+        little = before - resident_bytes() < GIVEN_BYTES_MIN
+        self._give_back_s = min(2 * self._give_back_s, GIVE_BACK_S_MAX) if little else GIVE_BACK_S
+        self._give_back_in_s = self._give_back_s
 
     async def check(self) -> None:
         """Check once; end connections while memory is above its limit."""
