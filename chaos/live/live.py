@@ -93,7 +93,7 @@ class Watch:
     def __init__(self, stalled_ms: int) -> None:
         self._stalled_ms = stalled_ms
         self._readings: dict[str, tuple[int, int]] = {}
-        """Name -> (its last reading, this machine's time at which that was new)."""
+        """Name -> (its last reading, the monotonic time at which that was new)."""
         self._reported: set[str] = set()
 
     def observe(self, at_ms: int, readings: Mapping[str, int]) -> list[str]:
@@ -104,7 +104,7 @@ class Watch:
         since = {name: moved_ms for name, (_, moved_ms) in self._readings.items()}
         stopped = {name for name, moved_ms in since.items() if at_ms - moved_ms > self._stalled_ms}
         new, self._reported = sorted(stopped - self._reported), stopped
-        return [f"{name} stands still since {since[name]}" for name in new]
+        return [f"{name} stands still since {now_ms() - at_ms + since[name]}" for name in new]
 
 
 class LiveAudit:
@@ -150,7 +150,7 @@ class LiveAudit:
         readings = {"the log's clock": self.judge.clock_ms}
         if written_ms := self._messages.written_ms:
             readings["the witness"] = written_ms
-        silent = self._watch.observe(now_ms(), readings)
+        silent = self._watch.observe(int(1_000 * time.monotonic()), readings)
         self._sink.write({"kind": "stalled", "detail": detail} for detail in silent)
         return len(frames)
 

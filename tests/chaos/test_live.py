@@ -239,7 +239,20 @@ def test_log_of_one_node_needs_the_address_of_that_node(desk: Desk) -> None:
     assert desk.done() == []  # the node does not answer: no entry counts as committed
 
 
-def test_silence_is_reported_once_each_time() -> None:
+def test_step_of_this_machines_clock_is_no_silence(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(desk)
+    desk.start()
+    desk.audit.step()
+    hour_ahead_ms = now_ms() + 3_600_000
+    monkeypatch.setattr("chaos.live.live.now_ms", lambda: hour_ahead_ms)
+    desk.audit.step()
+    assert not any("stands still" in line for line in desk.said)
+
+
+def test_silence_is_reported_once_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chaos.live.live.now_ms", lambda: NOW + 10_001)
     watch = Watch(stalled_ms=10_000)
     assert watch.observe(NOW, {"the log's clock": 0}) == []
     assert watch.observe(NOW + 10_000, {"the log's clock": 0}) == []
