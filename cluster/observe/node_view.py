@@ -433,7 +433,11 @@ class NodeState(TopicView):
             yield "its limit of open files is reached: it takes no connections"
         yield from warnings_of(self._host.clock_report(), self.voter_name)
         if self._host.serves:
-            behind_ms = self._host.engine.machine.series.behind_ms(self._host.now().clock_ms)
+            series = self._host.engine.machine.series
+            if series.deferred:
+                what = "a leader that knows their cron expression or time zone"
+                yield f"series that wait for {what}: {len(series.deferred)}"
+            behind_ms = series.behind_ms(self._host.now().clock_ms)
             if behind_ms > SERIES_BEHIND_MS:
                 yield f"a series with misfire=fire_all is {behind_ms // 1_000} s behind its times"
         repair = self._last_repair
