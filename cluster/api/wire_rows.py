@@ -555,6 +555,7 @@ def put_delivery(out: pb.Deliveries, delivery: Delivery, ids: LeaseIds, salt: in
     out.epoch, out.lease_ms = delivery.epoch, lease.consumer.lease_ms
     out.lease_id = ids.id_of(lease.lease_id)
     out.handed_out_ms = delivery.at_ms
+    out.handed_out_mono_ms = lease.deadline_ms - lease.consumer.lease_ms
     out.group_id = lease.group_id
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())

@@ -15,7 +15,7 @@ from timerclient import AckResult, Event, LeaseLost, LeasesLost, TimerClient
 from timerclient.client.consumers import AsyncConsumer
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.holds import Hold
+from timerclient.rows.holds import Hold, Transit
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams.acks import QueuedAck
 from timerclient.streams.credit import Credit
@@ -262,6 +262,33 @@ def test_message_that_expired_while_it_waited_is_not_handed_over(
         [message] = consumer.receive(10, timeout=0)
         assert message.payload == b"younger"
         message.ack().result(5)
+
+
+@pytest.mark.parametrize("hold_max", [0, 600])
+async def test_slow_clock_of_the_cluster_ends_no_lease_of_a_message_that_just_arrived(
+    hold_max: float,
+) -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await cluster.advance(1)
+        async with client.consumer("orders", "g", lease=LEASE_S, hold_max=hold_max) as consumer:
+            for payload in JOBS[:6]:
+                await client.schedule("orders", payload)
+                [message] = await consumer.receive(10, timeout=0)
+                assert (message.payload, message.attempt) == (payload, 1)
+                await message.ack()
+                if payload == JOBS[0]:  # the clocks of all nodes are set back
+                    cluster._clock._wall_ms -= 600_000
+                await cluster.advance(LEASE_S)  # half of it on the cluster's clock
+            assert consumer.dropped_stale == 0
+
+
+def test_time_in_flight_is_measured_and_a_slow_drift_of_the_clocks_is_not() -> None:
+    transit, day_s = Transit(), 86_400
+    assert transit.late_s(1_000, 500.0) == 0
+    assert transit.late_s(2_000, 503.0) == pytest.approx(2, abs=0.001)
+    for day in range(1, 100):
+        assert transit.late_s(2_000 + day * day_s * 1_000, 501.0 + day * (day_s + 5)) < 0.001
+    assert transit.late_s(0, 0.0) == 0
 
 
 def test_messages_that_were_acked_while_an_extension_was_sent_are_not_lost() -> None:

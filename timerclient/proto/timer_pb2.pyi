@@ -2752,6 +2752,7 @@ class Deliveries(_message.Message):
     ORDERING_KEYS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    HANDED_OUT_MONO_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """drop the deliveries if a later epoch was seen"""
     lease_id: _builtins.int
@@ -2767,6 +2768,10 @@ class Deliveries(_message.Message):
     group_id: _builtins.int
     """a seek assigns a new one"""
     ordering_keys: _builtins.bytes
+    handed_out_mono_ms: _builtins.int
+    """handed_out_ms and group_id are set
+    handed_out_ms on the leader's monotonic clock, which no step moves:
+    """
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2833,10 +2838,11 @@ class Deliveries(_message.Message):
         ordering_keys: _builtins.bytes = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
         messages: _abc.Iterable[Global___DeliveredMessage] | None = ...,
+        handed_out_mono_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_mono_ms", b"handed_out_mono_ms", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2953,6 +2959,7 @@ class ReceiveResponse(_message.Message):
     ORDERING_KEYS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    HANDED_OUT_MONO_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_id: _builtins.int
     lease_ms: _builtins.int
@@ -2963,6 +2970,7 @@ class ReceiveResponse(_message.Message):
     handed_out_ms: _builtins.int
     group_id: _builtins.int
     ordering_keys: _builtins.bytes
+    handed_out_mono_ms: _builtins.int
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -3009,10 +3017,11 @@ class ReceiveResponse(_message.Message):
         ordering_keys: _builtins.bytes = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
         messages: _abc.Iterable[Global___DeliveredMessage] | None = ...,
+        handed_out_mono_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_mono_ms", b"handed_out_mono_ms", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

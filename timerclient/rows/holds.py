@@ -9,6 +9,7 @@ true end. It is counted from the time before an extension was requested. For a b
 longer than the fastest of its stream, the difference is subtracted.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,9 @@ SPAN_S_MIN: Final = 0.1
 lease that should be over has ended."""
 MARGIN_S: Final = 0.01
 """An extension by less, in seconds, is not requested."""
+CLOCK_DRIFT: Final = 1e-4
+"""Seconds that this process's clock may gain on the leader's in a second. A stream may last for
+months, and this is no delay of its batches."""
 _FINISHED: Final = (pb.ACK_RESULT_EXPIRED, pb.ACK_RESULT_DEAD_LETTERED)
 
 
@@ -147,10 +151,16 @@ class Transit:
     """Measures how much longer than the fastest a batch of a stream was in flight."""
 
     def __init__(self) -> None:
-        self._least_s: float | None = None
+        self._least_s, self._arrived_s = math.inf, 0.0
 
-    def late_s(self, handed_out_ms: int, now_s: float) -> float:
-        """Return the seconds for a batch that arrives now; 0 for the first of a stream."""
-        took_s = now_s - handed_out_ms / 1000  # plus the offset of the two clocks
-        self._least_s = took_s if self._least_s is None else min(self._least_s, took_s)
+    def late_s(self, handed_out_mono_ms: int, now_s: float) -> float:
+        """Return the seconds for a batch that arrives now; 0 for the first of a stream.
+
+        `handed_out_mono_ms`: 0 if it is unknown.
+        """
+        if not handed_out_mono_ms:
+            return 0.0
+        took_s = now_s - handed_out_mono_ms / 1000  # plus the offset of the two clocks
+        drift_s = CLOCK_DRIFT * (now_s - self._arrived_s)
+        self._least_s, self._arrived_s = min(self._least_s + drift_s, took_s), now_s
         return took_s - self._least_s

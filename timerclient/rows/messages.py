@@ -474,6 +474,7 @@ class Batch(Sequence[Message]):
         "failures",
         "fired_at_ms",
         "group_id",
+        "handed_out_mono_ms",
         "handed_out_ms",
         "hold",
         "lease_id",
@@ -503,6 +504,8 @@ class Batch(Sequence[Message]):
         """Duration of the lease, from the time at which the leader sent the messages."""
         self.handed_out_ms = columns.handed_out_ms
         """That time, Unix milliseconds on the cluster's clock."""
+        self.handed_out_mono_ms = columns.handed_out_mono_ms
+        """That time on the leader's monotonic clock. 0: the leader's release does not send it."""
         self.group_id = columns.group_id
         """The group's id at the delivery. A seek assigns a new one."""
         self.queue_offsets: list[int] = list(columns.queue_offsets)

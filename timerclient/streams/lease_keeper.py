@@ -66,7 +66,7 @@ class LeaseKeeper:
     def lease_of(self, batch: Batch) -> Hold:
         """Return the lease of a batch that arrives now. It is not extended yet."""
         now_s, lease_s = self._clock.now_s(), batch.lease_ms / 1000
-        ends_s = now_s + lease_s - self._transit.late_s(batch.handed_out_ms, now_s)
+        ends_s = now_s + lease_s - self._transit.late_s(batch.handed_out_mono_ms, now_s)
         return Hold(batch, ends_s, lease_s)
 
     def add(self, hold: Hold) -> None:
