@@ -637,6 +637,7 @@ def test_joins_of_tiny_blocks_are_paced_and_open_a_file_once() -> None:
         whole = Queue(queue.end, queue.end)
         for _ in range(count // 2):
             whole.append(page.rows, page.bufs, UnixMs(log.now_ms))
+            whole.unspilled_blocks()  # so that each block stays as it is
         spills = [Spill(TopicId(1), whole, [block], []) for block in whole.blocks]
         spill_module.write_spill(disk, SPILLS / f"{number:02}.spill", spills)
         for spill in spills:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from timer.model.columns import ROW, RowArray
+from timer.model.columns import ROW, RowArray, gather
 from timer.model.units import QueueOffset, UnixMs
 from timer.ready.page_cache import Block, BlockRows, SpillRef, constant_ms
-from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, INTERVAL_MS, Queue
+from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, INTERVAL_MS, LOOSE_BLOCKS, Queue
 
 quick = settings(derandomize=True, deadline=None)
 
@@ -141,6 +141,31 @@ def test_spilled_blocks_take_the_place_of_those_that_are_left(
     assert [block.page for block in left] == [None] * len(left)
     queue.drop_below(queue.end)
     assert queue.pages.unspilled_size == 0
+
+
+def test_small_blocks_are_joined_except_those_that_a_flush_has_taken() -> None:
+    queue, taken, count = Queue(), 10, 2 * LOOSE_BLOCKS + 5
+    old: list[Block] = []
+    for at in range(taken + count):
+        if at == taken:
+            old = queue.unspilled_blocks()
+        rows, entry = rows_of([at, 1_000 + at], size=3), b"header%03d%03d" % (at, at + 1)
+        rows["payload_start"], rows["buf"] = (6, 9), at
+        queue.append(rows, {at: entry}, UnixMs(at))
+    assert [*queue.blocks[:taken]] == old
+    assert [block.end - block.first for block in queue.blocks[taken:]] == [
+        *(2 * [2 * LOOSE_BLOCKS]),
+        *(5 * [2]),
+    ]
+    for page, places in queue.slices(np.arange(queue.end, dtype=np.uint64)):
+        mine = page.rows[places.astype(np.int64)]
+        seqs, fired = mine["seq"].tolist(), page.fired_at_ms[places].tolist()
+        assert bytes(gather(mine, page.bufs, "payload").blob) == b"".join(
+            b"%03d" % (at + (seq >= 1_000)) for at, seq in zip(fired, seqs, strict=True)
+        )
+        assert [seq % 1_000 for seq in seqs] == fired
+    assert queue.pages.unspilled_size == sum(b.page.size for b in queue.blocks if b.page)
+    assert queue.payload_bytes_from(QueueOffset(6)) == 3 * (queue.end - 6)
 
 
 def test_seek_to_a_time_finds_the_first_of_equal_times_and_nothing_below_the_begin() -> None:

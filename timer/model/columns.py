@@ -408,6 +408,11 @@ def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
     own = int(row_bytes(rows).sum())
     if BUFFER_RATIO_MAX * own >= sum(map(len, bufs.values())):
         return rows, bufs
+    return own_copy(rows, bufs)
+
+
+def own_copy(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
+    """Return copies of the rows, with one buffer that holds their bytes alone."""
     out = rows.copy()
     out["buf"] = 0
     blob, start = [], 0
