@@ -10,13 +10,14 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from tests.calls import calls_of
-from tests.timer.leading import LEASE_MS, Play
+from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, u64
 from tests.timer.stores import read_ahead
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import CATCH_UPS, DROP, Scope
 from timer.entries.series_payloads import CreateSeries
+from timer.leader.groups import group_leases
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
 from timer.leader.groups.group_dispatch import STEP_GROUPS
 from timer.leader.groups.group_leases import ACCEPT, Leases
@@ -382,6 +383,39 @@ def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPat
         seen = page.next
     assert found == sorted((DUE + number * 7 % 100, 1 + number) for number in range(count))
     assert sum(len(due) for due, _ in sorts) == count
+
+
+def test_pages_pass_no_tombstones_of_the_pages_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = begun(1)
+    log.schedule(part_of([(1, DUE + number, b"") for number in range(300)]))
+    catch_up(engine, log)
+    flush(engine)
+    steps = calls_of(monkeypatch, cut_module, "_Step")
+    what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47)
+    seen: Position | None = what.start
+    while seen is not None:
+        page = engine.machine.store.read_view().page(what, seen, 50)
+        rows, seen = page.timers.rows, page.next
+        if not len(rows):
+            continue
+        log.cancel([*zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True)])
+        catch_up(engine, log)
+    assert not engine.machine.counts.pending
+    assert max(len(dead) for _, _, dead, *_ in steps) == 1, (
+        "that of the last row of the page before"
+    )
+
+
+def test_acks_of_unacked_messages_search_no_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = calls_of(monkeypatch, group_leases, "end_verdicts")
+    play = Play()
+    _, _ = delivered(play, 0, 0)
+    play.ack("first", play.deliveries[-1], [0])
+    play.settle()
+    assert not searches
+    play.ack("again", play.deliveries[-1], [0, 1])
+    play.settle()
+    assert [offsets.tolist() for _, offsets in searches] == [[0]]
 
 
 def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_one(

@@ -351,8 +351,8 @@ class ReadView:
         lanes: list[_TableLane | _RunLane] = [_RunLane(run, where) for run in self._runs]
         lanes += [_TableLane(table, where) for table in self._tables if len(table.rows)]
         tombstones = [
-            seq[topic == where.topic]
-            for _, seq, topic in (table.tombstones for table in self._tables)
+            seq[(topic == where.topic) & (due >= seen.due_ms)]
+            for due, seq, topic in (table.tombstones for table in self._tables)
         ]
         dead = np.sort(np.concatenate([np.empty(0, np.uint64), *tombstones]))
         rows_read = 0

@@ -123,7 +123,8 @@ class Group:
         """Return which messages are among the last that moved to another topic, (n, bool)."""
         if not len(self.moved):
             return np.zeros(len(offsets), np.bool_)
-        return np.isin(offsets, self.moved)
+        moved = np.sort(self.moved)
+        return np.asarray(moved.take(moved.searchsorted(offsets), mode="clip") == offsets)
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark `offsets` as acked; return which were unacked before, (n, bool).

@@ -404,7 +404,8 @@ class Leases:
         result[ours] = ACCEPT
         result[offsets >= np.uint64(self._delivered_below())] = NOT_DELIVERED
         done = self.group.is_acked(offsets)
-        result[done] = end_verdicts(self.group, offsets[done])
+        if done.any():  # a search among all moved messages
+            result[done] = end_verdicts(self.group, offsets[done])
         if self._may_predate_group(epoch, lease_id):
             result[:] = LEASE_LOST
         return result
