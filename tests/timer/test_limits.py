@@ -1,10 +1,12 @@
 """Limits of topics, groups and producers: a rejected request appends nothing."""
 
+from unittest import mock
+
 import pytest
 
 from tests.timer.leading import Play, delivered
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
-from timer.leader.intake.count_limits import RARE_MS, CountLimits
+from timer.leader.intake.count_limits import RARE_MS, CountLimits, check_group, check_topic
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import LimitReachedError, QuotaReachedError
 from timer.model.units import ProducerId, TopicId
@@ -42,6 +44,17 @@ def test_topics_are_counted_in_all_and_by_namespace_those_on_their_way_too() -> 
     play.leader.delete_topic(play.machine.topic_by_name["ns/b"].topic_id, play.now, lambda _: None)
     play.commit()
     play.make_topic("ns/d")
+
+
+def test_names_on_their_way_are_not_looked_at_far_from_the_limits() -> None:
+    play = Play()
+    on_their_way = mock.MagicMock(**{"__len__.return_value": 500, "__iter__.side_effect": KeyError})
+    limits = CountLimits()
+    check_topic(limits, play.machine, "ns/a", on_their_way)
+    check_group(limits, play.machine, play.machine.topics[play.topic_id], on_their_way)
+    on_their_way.__len__.return_value = limits.namespace_topics_max
+    with pytest.raises(KeyError):
+        check_topic(limits, play.machine, "ns/a", on_their_way)
 
 
 def test_consumers_of_a_group_are_counted() -> None:

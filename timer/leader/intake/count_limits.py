@@ -72,7 +72,8 @@ def check_topic(
     _check("topics_max", limits.topics_max, "the cluster", len(machine.topics) + len(creating))
     namespace = namespace_of(name)
     count = machine.namespaces[namespace]
-    count += sum(namespace_of(each) == namespace for each in creating)
+    if count + len(creating) >= limits.namespace_topics_max:
+        count += sum(namespace_of(each) == namespace for each in creating)
     owner = f"namespace {namespace!r}"
     _check("namespace_topics_max", limits.namespace_topics_max, owner, count)
 
@@ -96,7 +97,9 @@ def check_group(
         LimitReachedError: the topic or the cluster has the most groups that it may have.
     """
     check_group_id(machine, len(creating))
-    count = len(topic.groups) + sum(each.topic == topic.topic_id for each in creating)
+    count = len(topic.groups)
+    if count + len(creating) >= limits.topic_groups_max:
+        count += sum(each.topic == topic.topic_id for each in creating)
     _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", count)
     _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(creating))
 
