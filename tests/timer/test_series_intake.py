@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.calls import calls_of
 from tests.timer.leading import Play
 from tests.timer.machines import queue_of
 from timer.entries.entry_frame import EntryKind
@@ -303,7 +304,9 @@ def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_o
     assert (play.leader.series.unplanned, play.machine.counts.pending) == (0, 2)
 
 
-def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_times() -> None:
+def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each of the different expressions missed a month: a search for its latest time."""
     table, calls = SeriesTable(), 0
     for number in range(200):
@@ -319,10 +322,11 @@ def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_tim
     machine: Any = SimpleNamespace(series=table, last_read_time_ms=UnixMs(0))
     admission: Any = SimpleNamespace(rules=lambda _: UNBOUNDED)
     planner = OccurrencePlanner(machine, admission, Counted())
-    now = Now(MonoMs(0), UnixMs(30 * 86_400_000))
+    now, views = Now(MonoMs(0), UnixMs(30 * 86_400_000)), calls_of(monkeypatch, table, "view")
     planned = planner.next(now)
     assert planned is not None
     assert 0 < len(planned.series) < 200, "the others follow in later entries"
+    assert len(views) == len(planned.series)
     assert CALLS_MAX <= calls <= CALLS_MAX + 64
 
 
