@@ -54,6 +54,8 @@ from timerclient.values.same_fields import as_type
 
 UNREAD_ANSWERS_MAX: Final = 1024
 """Unread answers of a stream. Above this its requests are not read."""
+TOPICS_AT_ONCE: Final = 128
+"""New topics of a request that are created together: each takes some 50 µs of the loop."""
 
 
 class TimerService(Service, rpc.TimerServiceServicer):
@@ -286,8 +288,11 @@ class TimerService(Service, rpc.TimerServiceServicer):
         return topics
 
     async def _create_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId]:
-        names = dict.fromkeys(timers.topic for timers in request.timers)
-        return {name: (await self.topic(leader, name)).topic_id for name in names}
+        names = [*dict.fromkeys(timers.topic for timers in request.timers)]
+        topics: list[Topic] = []
+        while some := names[len(topics) : len(topics) + TOPICS_AT_ONCE]:
+            topics += await asyncio.gather(*(self.topic(leader, name) for name in some))
+        return {name: topic.topic_id for name, topic in zip(names, topics, strict=True)}
 
     async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
         """Return a topic. It is created if `create` or the node's settings allow that.

@@ -13,6 +13,7 @@ import pytest
 
 from cluster.api import wire_rows
 from cluster.api.policy_admin import policy_of
+from cluster.api.timer_service import TOPICS_AT_ONCE, TimerService
 from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
 from cluster.rpc.caller_usages import _amounts
 from cluster.rpc.connections import REQUEST_BYTES, Connections
@@ -47,6 +48,25 @@ def refusal(made: object) -> str:
     assert isinstance(made, UnreadableRequest), made
     assert isinstance(made.error, InvalidRequestError)
     return f"{made.error.value}: {made.error.limit}"
+
+
+async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> None:
+    count, creating, most = 2 * TOPICS_AT_ONCE + 1, 0, 0
+
+    async def topic(_: object, name: str) -> object:
+        nonlocal creating, most
+        creating += 1
+        most = max(most, creating)
+        await asyncio.sleep(0)
+        creating -= 1
+        return SimpleNamespace(topic_id=int(name))
+
+    service: Any = SimpleNamespace(topic=topic)
+    timers = [pb.TimerColumns(topic=str(at % count)) for at in range(count + 5)]
+    leader: Any = None
+    found = await TimerService._create_topics(service, leader, pb.ScheduleRequest(timers=timers))
+    assert found == {str(number): number for number in range(count)}
+    assert most == TOPICS_AT_ONCE
 
 
 def test_message_of_too_many_bytes_is_not_parsed() -> None:
