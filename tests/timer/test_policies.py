@@ -161,7 +161,7 @@ def test_values_at_their_limits_are_taken(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_narrower_wins_field_by_field(field: str) -> None:
+def test_narrower_wins_field_by_field(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = {field: getattr(ALL, field)}
     policies = Policies()
     wider = policies.effective(DEFAULTS, "ns", TopicId(1))
@@ -173,7 +173,9 @@ def test_narrower_wins_field_by_field(field: str) -> None:
         policy, sources = policies.effective(DEFAULTS, "ns", TopicId(1))
         assert (getattr(policy, field), sources[field]) == (said, name)
         assert {name for each, name in sources.items() if each != field} == {"node"}
+    merges = calls_of(monkeypatch, ScopePolicy, "over")
     other, sources = policies.effective(DEFAULTS, "another", TopicId(2))
+    assert len(merges) == 1, "of the cluster's policy: the others set nothing"
     assert sources[field] == "cluster"
     assert getattr(other, field) == getattr(policies.of(CLUSTER), field)
 

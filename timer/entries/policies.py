@@ -350,7 +350,7 @@ class Policies:
         sources = dict.fromkeys(node.pack(), "node")
         narrower = {"cluster": CLUSTER, "namespace": Scope(namespace), "topic": Scope("", topic)}
         for name, scope in narrower.items():
-            if name != "cluster" and scope == CLUSTER:
+            if scope not in self._records or (name != "cluster" and scope == CLUSTER):
                 continue
             own = self.of(scope)
             policy = own.over(policy)
