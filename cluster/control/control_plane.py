@@ -39,7 +39,8 @@ from cluster.control.control_state import (
     Members,
     SharedCheckpoint,
 )
-from cluster.control.controller import Controller, ControllerConfig, ControllerEffects
+from cluster.control.controller import Controller, ControllerEffects
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     Announced,
     ChangeRequest,

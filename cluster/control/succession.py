@@ -12,66 +12,16 @@ far behind therefore catches up by itself. The leader serves until then.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from cluster.control.controller_config import ControllerConfig
+from cluster.control.controller_events import ReplicaReport
 from cluster.control.membership import Refusal
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
 
-class LogReport(Protocol):
-    """The part of a report that describes a log."""
-
-    @property
-    def name(self) -> str:
-        """Name of the node."""
-
-    @property
-    def last_epoch(self) -> Epoch:
-        """Epoch of the last entry."""
-
-    @property
-    def last_index(self) -> LogIndex:
-        """Index of the last entry."""
-
-    @property
-    def applied_index(self) -> LogIndex:
-        """Index of the last applied entry."""
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the log may have lost its tail. False again after a leader has matched it."""
-
-
-class CandidateReport(LogReport, Protocol):
-    """The part of a report that ranks a candidate."""
-
-    @property
-    def replica_id(self) -> ReplicaId:
-        """The replica."""
-
-    @property
-    def accepts(self) -> bool:
-        """Whether the node can take connections and open files, and may lead: see ReplicaReport."""
-
-
-class SuccessionLimits(Protocol):
-    """The part of the controller's configuration that concerns successors."""
-
-    @property
-    def transfer_entries(self) -> int:
-        """A target that lacks more entries is rejected at once."""
-
-    @property
-    def close_entries(self) -> int:
-        """A log that lacks fewer entries counts as equal to the longest."""
-
-    @property
-    def lag_entries(self) -> int:
-        """A replica that has fewer entries to apply serves at once."""
-
-
 def why_behind(
-    log: LogReport, end: tuple[Epoch, LogIndex], held: LogIndex | None, limits: SuccessionLimits
+    log: ReplicaReport, end: tuple[Epoch, LogIndex], held: LogIndex | None, limits: ControllerConfig
 ) -> Refusal | None:
     """Return why a replica can't take over at once. None: it can.
 
@@ -128,7 +78,7 @@ class Rank(NamedTuple):
 class Candidate:
     """A voter that reports, with the controller's findings about it. See `Rank` for the fields."""
 
-    report: CandidateReport
+    report: ReplicaReport
     stalled_in: Epoch
     led_poorly: bool
     is_slow: bool
@@ -161,7 +111,7 @@ class Candidate:
 
 
 def best(
-    candidates: Sequence[Candidate], limits: SuccessionLimits, second_entries: int = 0
+    candidates: Sequence[Candidate], limits: ControllerConfig, second_entries: int = 0
 ) -> Candidate | None:
     """Return the candidate to appoint. None: `candidates` is empty.
 

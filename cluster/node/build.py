@@ -27,7 +27,7 @@ from cluster.api.peer_queries import ask_all, status_of
 from cluster.api.public_services import Services, services_of
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
-from cluster.control.controller import ControllerConfig
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.leader_fitness import DiskRecord
 from cluster.control.raft import exit_process
 from cluster.control.raft_link import CHANNEL_OPTIONS

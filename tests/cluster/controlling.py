@@ -4,11 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cluster.control.control_state import Appoint, ControlState, Init
-from cluster.control.controller import (
-    Controller,
-    ControllerConfig,
-    ControllerEffects,
-)
+from cluster.control.controller import Controller, ControllerEffects
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     ControllerTick,
     Event,

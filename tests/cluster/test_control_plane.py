@@ -25,9 +25,7 @@ from cluster.control.control_plane import (
     ControlPlane,
 )
 from cluster.control.control_state import ControlState, SharedCheckpoint
-from cluster.control.controller import (
-    ControllerConfig,
-)
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     ChangeRequest,
     ControllerTick,

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from cluster.control.control_state import ControlState, Init
-from cluster.control.controller import (
-    EPOCH_LEAP_MAX,
-    LEARNER_MS,
-    ControllerConfig,
-)
+from cluster.control.controller import EPOCH_LEAP_MAX, LEARNER_MS
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     ChangeRequest,
     LinkChanged,

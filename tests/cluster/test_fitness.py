@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.control.control_state import Appoint
-from cluster.control.controller import (
-    ControllerConfig,
-)
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     RaftLeadership,
     ReplicaReport,

@@ -5,9 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.control.controller import (
-    ControllerConfig,
-)
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     ReplicaReport,
     ReportedRole,

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world.referee import Broken
 from cluster.control import control_state, replica_report
 from cluster.control.control_state import Appoint, ControlState, Init, Members
-from cluster.control.controller import Controller, ControllerConfig
+from cluster.control.controller import Controller
+from cluster.control.controller_config import ControllerConfig
 from cluster.control.controller_events import (
     ChangeRequest,
     ControllerRequest,
@@ -116,8 +117,7 @@ class SimControl:
         self._leader: SimNode | None = None
         """Raft's leader. None: there is none."""
         self._leaderless_ms: int | None = None
-        self._elected_after_ms, self._quiet_until_ms = 0, 0
-        self._nonce = 0
+        self._elected_after_ms = self._quiet_until_ms = self._nonce = 0
         world.timeline.after(1_000, self._tick)
 
     def welcome(self, node: "SimNode") -> None:
