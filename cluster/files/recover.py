@@ -20,25 +20,26 @@ from pathlib import Path
 from typing import Final
 
 from cluster.control import raft_files
+from cluster.files.storage import install_ready
+from cluster.files.verify import raise_noted_damage
 from replication.core.log_recovery import recover as shape_of
 from replication.core.log_shape import LogShape
 from replication.core.message_check import EPOCH_STEP_MAX
 from replication.core.promise import Promise, PromiseFile
-from replication.shell.snapshot_install import install_if_ready
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import EpochStart, decode_epoch, encode_epoch
 from timer.files import segment
 from timer.files.data_directory import (
-    IDENTITY_NAME,
     DataDirectory,
+    check_formatted,
     make_sole_founder,
     open_directory,
     read_identity,
 )
 from timer.files.disk import Disk, RealDisk
 from timer.files.log import Log
-from timer.model.timer_errors import CorruptFileError, EngineError, WrongDirectoryError
+from timer.model.timer_errors import EngineError
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timer.recovery import manifest
 from timerclient.cli.cli_args import confirm
@@ -115,25 +116,14 @@ def open_stopped_node(disk: Disk, path: Path) -> Iterator[StoppedNode]:
         CorruptFileError, UnknownVersionError, PromiseLostError, DiskFailedError: the node would
             not start either.
     """
-    if not disk.exists(path / IDENTITY_NAME):
-        raise WrongDirectoryError(
-            f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
-        )
+    check_formatted(disk, path)
     whose = read_identity(disk, path)
     directory = open_directory(disk, path, cluster_id=whose.cluster_id, name=whose.name)
     log = None
     try:
-        install_if_ready(
-            disk,
-            directory.incoming,
-            promise=directory.promise,
-            state=directory.state,
-            log=directory.log,
-            damaged=directory.damaged,
-        )
+        install_ready(disk, directory)
         if disk.exists(directory.damaged):
-            why = f"noted by the node: {disk.read(directory.damaged).decode(errors='replace')}"
-            raise CorruptFileError(directory.damaged, 0, why)
+            raise_noted_damage(disk, directory.damaged)
         state = manifest.read(disk, directory.state) or {}
         applied = LogIndex(state.get("index", 0))
         voters = state.get("voters") or whose.founding_voters.values()

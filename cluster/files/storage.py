@@ -138,7 +138,7 @@ def free_disk_space(disk: Disk, config: NodeConfig) -> None:
         return
 
     def end_fetching() -> None:
-        if _install_ready(disk, directory) is None:
+        if install_ready(disk, directory) is None:
             remove_files(disk, directory.incoming)
 
     steps: tuple[Callable[[], None], ...] = (
@@ -158,7 +158,7 @@ def free_disk_space(disk: Disk, config: NodeConfig) -> None:
     directory.close()
 
 
-def _install_ready(disk: Disk, directory: DataDirectory) -> Snapshot | None:
+def install_ready(disk: Disk, directory: DataDirectory) -> Snapshot | None:
     """Install the snapshot that is ready, if any.
 
     Returns the installed snapshot. None: no snapshot was ready.
@@ -186,7 +186,7 @@ def _open(
     # First: without it the node can't heal.
     is_used = PromiseFile.load(disk, directory.promise).is_given
     try:
-        installed = _install_ready(disk, directory)
+        installed = install_ready(disk, directory)
         if installed is not None:
             logger.info("installed the snapshot", extra={"log_index": installed.index})
         _check_note(disk, directory.damaged)

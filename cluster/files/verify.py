@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster.control import raft_files
 from replication.core.promise import PromiseFile
-from timer.files.data_directory import IDENTITY_NAME, LOCK_NAME, read_identity
+from timer.files.data_directory import IDENTITY_NAME, LOCK_NAME, check_formatted, read_identity
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -25,7 +25,6 @@ from timer.model.timer_errors import (
     PromiseLostError,
     UnknownVersionError,
     UnopenedFileError,
-    WrongDirectoryError,
 )
 from timer.model.units import Epoch
 from timer.recovery import manifest, scrub
@@ -48,10 +47,7 @@ def verify(disk: Disk, data: Path) -> Iterator[FileCheck]:
         WrongDirectoryError: it is not a data directory, or a process has locked it.
         DiskFailedError: the lock can't be opened, or is absent on a read-only disk.
     """
-    if not disk.exists(data / IDENTITY_NAME):
-        raise WrongDirectoryError(
-            f"{data} has no {IDENTITY_NAME}: it is not a data directory of timerd"
-        )
+    check_formatted(disk, data)
     lock = disk.lock(data / LOCK_NAME)
     try:
         yield _check_file(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
@@ -74,7 +70,7 @@ def verify(disk: Disk, data: Path) -> Iterator[FileCheck]:
             yield from scrub.verify(disk, state=state, log=log, is_used=is_used)
         noted = data / "damaged"
         if disk.exists(noted):
-            yield _check_file(disk, noted, lambda: _raise_noted_damage(disk, noted))
+            yield _check_file(disk, noted, lambda: raise_noted_damage(disk, noted))
     finally:
         lock.release()
 
@@ -88,7 +84,8 @@ def _unopened_directory(disk: Disk, path: Path) -> Iterator[FileCheck]:
         yield FileCheck(path, 0, UnopenedFileError(path, error))
 
 
-def _raise_noted_damage(disk: Disk, path: Path) -> None:
+def raise_noted_damage(disk: Disk, path: Path) -> None:
+    """Raise the damage that the node has noted in the file `path`, as a CorruptFileError."""
     why = f"noted by the node: {disk.read(path).decode(errors='replace')}"
     raise CorruptFileError(path, 0, why)
 

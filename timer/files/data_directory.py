@@ -176,10 +176,7 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
     if not found:
         why = "is its disk mounted? A new node needs `timerd init` first"
         raise WrongDirectoryError(f"{path} is empty: {why}")
-    if IDENTITY_NAME not in found:
-        raise WrongDirectoryError(
-            f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
-        )
+    check_formatted(disk, path)
     lock = disk.lock(path / LOCK_NAME)
     try:
         identity = read_identity(disk, path)
@@ -191,6 +188,18 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
         lock.release()
         raise
     return directory
+
+
+def check_formatted(disk: Disk, path: Path) -> None:
+    """Check that a directory has an identity.
+
+    Raises:
+        WrongDirectoryError: it has none.
+    """
+    if not disk.exists(path / IDENTITY_NAME):
+        raise WrongDirectoryError(
+            f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
+        )
 
 
 def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> None:
