@@ -38,7 +38,7 @@ class ApplyMetrics:
         if self._host.leader is None:
             return
         if isinstance(applied, FireApplied):
-            self._telemetry.observe_lateness(self._view.on_fired(applied, entry.time_ms))
+            self._telemetry.lateness.observe_column(self._view.on_fired(applied, entry.time_ms))
         elif isinstance(applied, DeleteTopicApplied):
             self._view.on_topic_deleted(applied.op.topic)
         elif isinstance(applied, ScheduleApplied):
@@ -69,7 +69,7 @@ class ApplyMetrics:
         late_ms = self._view.on_delivery(delivery)
         if len(late_ms) < len(delivery.attempts):
             self._telemetry.redelivered.inc(len(delivery.attempts) - len(late_ms))
-        self._telemetry.observe_deliveries(late_ms)
+        self._telemetry.handed_out_lateness.observe_column(late_ms)
 
 
 class PromotionMetrics:

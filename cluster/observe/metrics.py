@@ -17,27 +17,24 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
     StateSetMetricFamily,
 )
 from prometheus_client.registry import Collector
 
 from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
+from cluster.observe.lateness import BOUNDS_MS
 from cluster.observe.rpc_metrics import RpcMetrics
 from timer.entries.entry_frame import EntryKind
 
 ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
 
-_LATENESS_S: Final = (
-    *(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
-    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
-)
+_LATENESS_S: Final = tuple(bound_ms / 1000 for bound_ms in BOUNDS_MS)
 _LATENCY_S: Final = (
     *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
@@ -232,10 +229,19 @@ _GAUGES: Final = {
     "unplanned_series": "Series whose cron expression or time zone this leader does not know",
     "refusing": "1: this leader rejects new timers because disks have too little free space",
 }
-_TIMES: Final = {
+_LAGS: Final = {
+    "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
+    "unacked": "Age of the oldest fired message that is not acked, over all groups",
+}
+_SECONDS: Final = {
     "last_repair": "Unix time at which this node last began to fetch state and log; 0: never",
     "backup_completed": "Unix time of the last complete backup since this node's start; 0: none",
     "backup_log": "Unix time at which a continuous backup last stored entries; 0: none did",
+    "read_time_lag": "How long the oldest overdue timer has been due; 0: none is overdue",
+    "series_lag": "Age of the oldest missed time that a series with misfire=fire_all makes up for",
+    **{f"{kind}_lag": text for kind, text in _LAGS.items()},
+    "clock_spread": "Greatest difference between the clocks of two voters",
+    "clock_error": "How far the cluster's clock is ahead of the median of the voters' clocks",
 }
 _COUNTERS: Final = {
     "scheduled": "Timers scheduled",
@@ -255,12 +261,6 @@ _STATE: Final = frozenset(
     )
 )
 """Metrics of the replicated state."""
-
-
-_LAGS: Final = {
-    "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
-    "unacked": "Age of the oldest fired message that is not acked, over all groups",
-}
 
 
 _GROUPS: Final = {
@@ -285,20 +285,10 @@ def _topics(figures: Sequence[TopicFigures]) -> Iterator[Metric]:
 
 
 def _clocks(levels: Levels) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "timer_clock_spread_seconds",
-        "Greatest difference between the clocks of two voters",
-        value=levels.clock_spread_ms / 1000,
-    )
     yield CounterMetricFamily(
         "timer_clock_jumped_seconds",
         "Time by which the cluster's clock has jumped ahead",
         value=levels.clock_jumped_ms / 1000,
-    )
-    yield GaugeMetricFamily(
-        "timer_clock_error_seconds",
-        "How far the cluster's clock is ahead of the median of the voters' clocks",
-        value=levels.clock_error_ms / 1000,
     )
     yield _gauge_of(
         "timer_clock_offset_seconds",
@@ -355,22 +345,9 @@ class _LevelsCollector(Collector):
         yield GaugeMetricFamily(
             "timer_serving", "1: this node leads and holds its lease", value=int(levels.serving)
         )
-        for name, text in _TIMES.items():
+        for name, text in _SECONDS.items():
             value = getattr(levels, f"{name}_ms") / 1000
             yield GaugeMetricFamily(f"timer_{name}_seconds", text, value=value)
-        yield GaugeMetricFamily(
-            "timer_read_time_lag_seconds",
-            "How long the oldest overdue timer has been due; 0: none is overdue",
-            value=levels.read_time_lag_ms / 1000,
-        )
-        yield GaugeMetricFamily(
-            "timer_series_lag_seconds",
-            "Age of the oldest missed time that a series with misfire=fire_all makes up for",
-            value=levels.series_lag_ms / 1000,
-        )
-        for kind, text in _LAGS.items():
-            value = getattr(levels, f"{kind}_lag_ms") / 1000
-            yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
         yield _gauge_of(
             "timer_topic_lag_seconds",
             f"Age of the oldest overdue timer of a topic; the {WORST_MAX} topics that lag most",
@@ -402,19 +379,6 @@ class _LevelsCollector(Collector):
                 family.add_metric([port], number)
             yield family
         yield from _clocks(levels)
-
-
-class _Build(Collector):
-    """The constants of this process."""
-
-    def __init__(self, **labels: str) -> None:
-        self._labels = labels
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield the constants as labels of one metric."""
-        yield InfoMetricFamily(
-            "timer_build", "Name of this node and version of its program", value=self._labels
-        )
 
 
 class ExpiryDates(Collector):
@@ -521,16 +485,11 @@ class Telemetry:
             "loop_held_seconds", "How long a step held the event loop", _HOLD_S
         )
         self.registry.register(_LevelsCollector(read_levels))
-        self.registry.register(_Build(node=node, version=version))
+        build = Info(
+            "timer_build", "Name of this node and version of its program", registry=self.registry
+        )
+        build.info({"node": node, "version": version})
         ProcessCollector(registry=self.registry)  # resident memory, CPU, open files, start time
-
-    def observe_lateness(self, late_ms: npt.NDArray[np.int64]) -> None:
-        """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
-        self.lateness.observe_column(late_ms)
-
-    def observe_deliveries(self, late_ms: npt.NDArray[np.int64]) -> None:
-        """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
-        self.handed_out_lateness.observe_column(late_ms)
 
     def observe_step(self, name: str, seconds: float) -> None:
         """Count a call that held the event loop."""

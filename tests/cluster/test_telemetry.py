@@ -79,7 +79,7 @@ def test_histogram_loses_nothing_that_threads_feed_it() -> None:
 
 def test_lateness_is_fed_in_milliseconds_and_shown_in_seconds() -> None:
     telemetry = telemetry_of(Levels())
-    telemetry.observe_lateness(np.array([0, 30, 400], np.int64))
+    telemetry.lateness.observe_column(np.array([0, 30, 400], np.int64))
     page = page_of(telemetry.registry)
     assert page['timer_lateness_seconds_bucket{le="0.02"}'] == 1
     assert page['timer_lateness_seconds_bucket{le="0.03"}'] == 2
@@ -156,7 +156,7 @@ def test_page_shows_the_lag_of_those_that_lag_most_in_seconds() -> None:
         late_topics=((("orders",), (40,)),),
     )
     telemetry = telemetry_of(levels)
-    telemetry.observe_deliveries(np.array([30], np.int64))
+    telemetry.handed_out_lateness.observe_column(np.array([30], np.int64))
     page = page_of(telemetry.registry)
     assert page["timer_undelivered_lag_seconds"] == 1.5
     assert page["timer_unacked_lag_seconds"] == 2.5
