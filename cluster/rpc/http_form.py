@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from cluster.rpc.field_names import field_of_one
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.json_fields import Fields, check_known
 from cluster.rpc.schemas import Schema
@@ -28,7 +29,7 @@ class HttpForm:
     """The schema of the answer."""
     bytes_max: int = SMALL_BYTES_MAX
     """Bytes of a body, at most."""
-    field_in_json: Callable[[Any, str], str] = lambda _, name: name
+    field_in_json: Callable[[Any, str], str] = lambda _, name: field_of_one(name)
     """Returns the name in the JSON of a field that an error names, of the contract's request and
     the name."""
     takes_request_id: bool = False

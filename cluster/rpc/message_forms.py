@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from cluster.rpc import json_fields, payload_json
-from cluster.rpc.field_names import field_of_one
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_fields import Fields, field_error
 from cluster.rpc.problem_details import ProblemError
@@ -192,7 +191,6 @@ def _settle_form(name: str, request: Any, fields: Mapping[str, Any], results: An
             f"{name}Results",
             {"results": list_schema(found) | {"description": "one for each offset"}},
         ),
-        field_in_json=lambda _, name: field_of_one(name),
     )
 
 
@@ -221,7 +219,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
                 ),
             },
         ),
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     "ReadMessages": HttpForm(
         request=_read,

@@ -352,21 +352,18 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         },
         body=object_schema("CancelFilterBody", _FILTER, optional=_FILTER),
         answered=_count_schema("cancelled"),
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimer": HttpForm(
         request=lambda fields: pb.RescheduleRequest(timer_ids=raw_id(fields), **_times(fields)),  # type: ignore[arg-type]
         answer=_reschedule_answer,
         body=_TIME,
         answered=_RESCHEDULED,
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimerByKey": HttpForm(
         request=lambda fields: pb.RescheduleRequest(keys=_key(fields), **_times(fields)),  # type: ignore[arg-type]
         answer=_reschedule_answer,
         body=_TIME,
         answered=_RESCHEDULED,
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimers": HttpForm(
         request=_reschedule_ids,
@@ -408,7 +405,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         },
         body=object_schema("RescheduleFilterBody", _MOVING_FILTER, optional=_MOVING_FILTER),
         answered=_count_schema("rescheduled"),
-        field_in_json=lambda _, name: field_of_one(name),
     ),
 }
 """Name of an operation -> its form."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster.rpc import json_fields, payload_json, timer_change_forms
-from cluster.rpc.field_names import TIMERS, field_of_one, field_of_row
+from cluster.rpc.field_names import TIMERS, field_of_row
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_bodies import LARGE_BYTES_MAX
@@ -204,7 +204,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         body=_BODY,
         answered=object_schema("ScheduledTimer", {**_SCHEDULED, "duplicate": FLAG}),
         bytes_max=LARGE_BYTES_MAX,
-        field_in_json=lambda _, name: field_of_one(name),
         takes_request_id=True,
     ),
     "ScheduleTimers": HttpForm(
@@ -236,7 +235,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         answered=object_schema(
             "StreamedTimer", _LINE, optional=[name for name in _LINE if name != "line"]
         ),
-        field_in_json=lambda _, name: field_of_one(name),
         takes_request_id=True,
     ),
     "ShowTimer": HttpForm(
@@ -251,7 +249,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         answered=object_schema(
             "TimerPage", {"timers": list_schema(_TIMER), "next_page_token": nullable(TEXT)}
         ),
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     "CountPendingTimers": HttpForm(
         request=_count_request,
@@ -267,7 +264,6 @@ FORMS: Final[Mapping[str, HttpForm]] = {
                 "next_page_token": nullable(TEXT),
             },
         ),
-        field_in_json=lambda _, name: field_of_one(name),
     ),
     **timer_change_forms.FORMS,
 }
