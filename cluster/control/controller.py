@@ -242,23 +242,13 @@ class Controller:
             self._refusals, self._wait_until_ms = 0, _NEVER
             if self._serves_from is None:
                 self._serves_from = report.last_index
-            self._note_service(now_ms, report)
+            others = [node.latest for node in self._fresh(now_ms)]
+            others_ms = [other.disk_ms for other in others if other.name != report.name]
+            self._service.note(now_ms, report, others_ms, lease_ms=self.config.lease_ms)
         if leads and not report.lease_ok:
             self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
         else:
             self._lease_bad_since_ms = None
-
-    def _note_service(self, now_ms: MonoMs, report: ReplicaReport) -> None:
-        others = [node.latest for node in self._fresh(now_ms)]
-        self._service.note(
-            now_ms,
-            lease_ok=report.lease_ok,
-            accepts=report.accepts,
-            disk_ms=report.disk_ms,
-            commit_ms=report.commit_ms,
-            others_ms=[other.disk_ms for other in others if other.name != report.name],
-            lease_ms=self.config.lease_ms,
-        )
 
     def _learn_voters(self, now_ms: MonoMs) -> None:
         """Take the voters of the log that counts; see newest_log.py. Without one, none change."""

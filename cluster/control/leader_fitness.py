@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from cluster.control.controller_events import ReplicaReport
 from timer.model.units import LogIndex, MonoMs, ReplicaId
 
 MEMORY_MS: Final = 5_000
@@ -65,31 +66,18 @@ class ServiceRecord:
     _took_ms: int = 0
     _best_ms: int = 0
 
-    def note(  # noqa: PLR0913 - the fields of a report
-        self,
-        now_ms: MonoMs,
-        *,
-        lease_ok: bool,
-        accepts: bool,
-        disk_ms: int,
-        commit_ms: int,
-        others_ms: Collection[int],
-        lease_ms: int,
+    def note(
+        self, now_ms: MonoMs, report: ReplicaReport, others_ms: Collection[int], *, lease_ms: int
     ) -> None:
         """Take note of a leader's report.
 
-        Args:
-            now_ms: Time of the report.
-            lease_ok: The leader held its lease.
-            accepts: The leader can take connections.
-            disk_ms: Duration of a sync on its disk.
-            commit_ms: Duration of a commit.
-            others_ms: Durations of syncs on the other nodes' disks.
-            lease_ms: The lease. Syncs of a fifth of it and commits of all of it are slow, if they
-                also take four times as long as the fastest of the other disks.
+        `others_ms`: durations of syncs on the other nodes' disks. `lease_ms`: the lease. Syncs of
+        a fifth of it and commits of all of it are slow, if they also take four times as long as
+        the fastest of the other disks.
         """
-        self._leaseless.note(now_ms, is_so=not lease_ok)
-        self._deaf.note(now_ms, is_so=not accepts)
+        disk_ms, commit_ms = report.disk_ms, report.commit_ms
+        self._leaseless.note(now_ms, is_so=not report.lease_ok)
+        self._deaf.note(now_ms, is_so=not report.accepts)
         best_ms = min(others_ms, default=max(disk_ms, commit_ms))
         disk_is_slow = disk_ms >= max(lease_ms // SLOW_PARTS, SLOWER * best_ms)
         is_slow = disk_is_slow or commit_ms >= max(lease_ms, SLOWER * best_ms)
