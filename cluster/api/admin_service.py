@@ -30,7 +30,6 @@ from replication.shell.hop_recorder import HopRecorder
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
 from timer.model.units import LogIndex, TopicId
-from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.values.same_fields import as_type
@@ -305,7 +304,6 @@ class AdminService(Service, rpc.AdminServiceServicer):
         """Create a topic; an existing one stays as it is."""
         name, leader = wire_rows.topic_name(request.topic), self._require_leader()
         topic = await within(self._timers.topic(leader, name, create=True), context)
-        assert isinstance(topic, Topic)
         return pb.CreateTopicResponse(topic_id=topic.topic_id)
 
     @unary_handler
@@ -361,9 +359,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self, request: pb.RedriveRequest, context: Context
     ) -> pb.RedriveResponse:
         """Send dead letters back to their topics."""
-        answer = await within(self._groups.redrive(request.topic, request.max_messages), context)
-        assert isinstance(answer, pb.RedriveResponse)
-        return answer
+        return await within(self._groups.redrive(request.topic, request.max_messages), context)
 
     @unary_handler
     async def RedriveLetters(  # noqa: N802
@@ -371,9 +367,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.RedriveLettersResponse:
         """Send chosen dead letters back to their topics."""
         work = self._groups.redrive_letters(request.topic, request.offsets)
-        answer = await within(work, context)
-        assert isinstance(answer, pb.RedriveLettersResponse)
-        return answer
+        return await within(work, context)
 
     @unary_handler
     async def TransferLeadership(  # noqa: N802
@@ -618,7 +612,6 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.AlterPoliciesResponse:
         """Set and unset fields of one scope; the answer comes when the change is committed."""
         done = await within(self._policies.alter(request), context)
-        assert isinstance(done, pb.DescribePoliciesResponse)
         return as_type(pb.AlterPoliciesResponse, done)
 
     @unary_handler

@@ -131,8 +131,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.ScheduleResponse:
         """Schedule timers; the answer comes when they are committed and applied."""
         future = await self._schedule(request, caller_of(context))
-        response: pb.ScheduleResponse = await within(future, context)
-        return response
+        return await within(future, context)
 
     @unary_handler
     async def ScheduleTimer(  # noqa: N802
@@ -373,24 +372,21 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, request: pb.CreateSeriesRequest, context: Context
     ) -> pb.CreateSeriesResponse:
         """Create a series; it is committed on return."""
-        answer: pb.CreateSeriesResponse = await within(self._series.create(request), context)
-        return answer
+        return await within(self._series.create(request), context)
 
     @unary_handler
     async def AlterSeries(  # noqa: N802
         self, request: pb.AlterSeriesRequest, context: Context
     ) -> pb.AlterSeriesResponse:
         """Change a series; committed on return."""
-        answer: pb.AlterSeriesResponse = await within(self._series.alter(request), context)
-        return answer
+        return await within(self._series.alter(request), context)
 
     @unary_handler
     async def DeleteSeries(  # noqa: N802
         self, request: pb.DeleteSeriesRequest, context: Context
     ) -> pb.DeleteSeriesResponse:
         """Delete a series; committed on return."""
-        answer: pb.DeleteSeriesResponse = await within(self._series.delete(request), context)
-        return answer
+        return await within(self._series.delete(request), context)
 
     @unary_handler
     async def GetSeries(  # noqa: N802

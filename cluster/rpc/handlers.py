@@ -154,6 +154,7 @@ def _code_of(kind: type[BaseException], context: Any) -> str:
 _Service = TypeVar("_Service", bound=Service)
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Result = TypeVar("_Result")
 
 
 def unary_handler(
@@ -374,7 +375,7 @@ def _bytes_of(encode: Callable[[Any], bytes], response: Any) -> bytes:
     return response if isinstance(response, bytes) else encode(response)
 
 
-async def within(work: Awaitable[Any], context: Context) -> Any:
+async def within(work: Awaitable[_Result], context: Context) -> _Result:
     """Return the result of `work` before the caller's deadline.
 
     Raises:
