@@ -35,7 +35,7 @@ from google.protobuf.message import DecodeError
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
 from replication.shell.peer_complaints import Complaints, readable_details
-from replication.shell.tasks import failure_of
+from replication.shell.tasks import TaskSet
 from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import ReplicaId
@@ -97,10 +97,10 @@ class Transport:
         self._on_message = on_message
         self._on_connected = on_connected
         self._identify = identify
-        self.on_failure = on_failure
         self._release, self._level = release, level
         self.tcp = tcp
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
+        self._streams = TaskSet(on_failure)
         self._name_by_replica: dict[ReplicaId, str] = {}
         """Replica -> the node name under which it was last connected."""
         self._inbound: dict[str, _Inbound] = {}
@@ -118,12 +118,11 @@ class Transport:
     def start(self) -> None:
         """Begin to dial the peers."""
         for outbound in self._out.values():
-            outbound.start()
+            self._streams.spawn(outbound.run())
 
     async def stop(self) -> None:
         """Close every outgoing stream, and the TCP port."""
-        for outbound in self._out.values():
-            await outbound.stop()
+        await self._streams.end()
         if self.tcp.port is not None:
             await self.tcp.port.close()
 
@@ -312,21 +311,6 @@ class _Outbound:
         """Why there is no stream, as last logged."""
         self._failing_since_s: float | None = None
         """Loop time of the first failure since the stream was up. None: there was none."""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._on_end)
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        if (error := failure_of(task)) is not None:
-            self._transport.on_failure(error)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     def put(self, data: bytes) -> None:
         if not self._up or self._queued_bytes + len(data) > QUEUE_BYTES_MAX:
@@ -350,7 +334,7 @@ class _Outbound:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(data)  # the stream's own task learns of its end
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -360,7 +344,7 @@ class _Outbound:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
                 self._note_failure(error)
             except asyncio.CancelledError:
-                if task.cancelling():  # by `stop`
+                if task.cancelling():  # by the transport's `stop`
                     raise
                 self._note_failure(ConnectionError("the call was cancelled"))  # see `_retry_tcp`
             finally:
