@@ -99,19 +99,16 @@ class AuditLog:
         failures = [each.failure for each in audit.handlers if isinstance(each, _PrivateFile)]
         return [f"the audit log can't be written: {each}" for each in failures if each]
 
-    def record_change(self, caller: Caller, request: object, result: str) -> None:
-        """Note a change of the cluster. `request`: see `request_for_log`. `result`: a status."""
-        self._change(caller, request, result)
-
     def record_late_answer(
         self, request: object, caller: Caller, error: EngineError | None
     ) -> None:
         """Note the end of an entry whose call has ended before. `error`: None: it is applied."""
         result = "OK" if error is None else grpc_errors.code_of(error).name
-        self._change(caller, request, result, late=True)
+        self.record_change(caller, request, result, late=True)
 
-    def _change(self, caller: Caller, request: object, result: str, **more: object) -> None:
-        line = self._line(
+    def record_change(self, caller: Caller, request: object, result: str, **more: object) -> None:
+        """Note a change of the cluster. `request`: see `request_for_log`. `result`: a status."""
+        self._write(
             identity=str(caller.identity),
             address=caller.address,
             method=caller.method.rpartition("/")[2],
@@ -121,21 +118,19 @@ class AuditLog:
             **({"epoch": caller.epoch, "log_index": caller.log_index} if caller.log_index else {}),
             **more,
         )
-        audit.info("%s", line)
 
     def record_denial(self, method: str, identity: str, address: str, error: EngineError) -> None:
         """Note a denied call. `identity`: see `Gate.claimed_identity`."""
         self._on_denied()
         if self._floods(identity or f"address {address.rpartition(':')[0]}"):
             return
-        line = self._line(
+        self._write(
             identity=identity[:512],
             address=address,
             method=method.rpartition("/")[2],
             result="DENIED",
             why=str(error),
         )
-        audit.info("%s", line)
 
     def _floods(self, identity: str) -> bool:
         """Count a denied call; return whether its line is left out."""
@@ -154,14 +149,13 @@ class AuditLog:
         self._written = 0
         if left_out:
             (most, _), count = left_out.most_common(1)[0], left_out.total()
-            line = self._line(identity=most[:512], result="DENIED", left_out=count)
-            audit.info("%s", line)
+            self._write(identity=most[:512], result="DENIED", left_out=count)
 
-    def _line(self, **fields: object) -> str:
+    def _write(self, **fields: object) -> None:
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s))
         begin = {"time": f"{stamp}.{int(now_s % 1 * 1000):03d}Z", "node": self._node}
-        return json.dumps(begin | fields)
+        audit.info("%s", json.dumps(begin | fields))
 
 
 class _PrivateFile(logging.handlers.WatchedFileHandler):
