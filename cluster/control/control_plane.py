@@ -608,7 +608,7 @@ class ControlPlane:
     # Tasks
 
     def _on_task_failed(self, error: BaseException) -> None:
-        logger.critical("a task of the control plane on_failure", exc_info=error)
+        logger.critical("a task of the control plane failed", exc_info=error)
         self._fail(ExitCode.SHELL_FAILED, repr(error))
 
     def _log(self, effects: ControllerEffects) -> None:
