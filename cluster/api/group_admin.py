@@ -121,10 +121,7 @@ class GroupDesk:
 
     def _topic(self, name: str) -> tuple[Leader, Topic]:
         leader = self._host.require_leader()
-        of = leader.machine.topic_by_name.get(wire_rows.topic_name(name))
-        if of is None:
-            raise NotFoundError("topic", name)
-        return leader, of
+        return leader, wire_rows.topic_of(leader.machine.topic_by_name, name)
 
     async def alter(self, topic: str, group: str, changes: pb.GroupSettings) -> Group:
         """Change settings of a group; committed on return.

@@ -80,9 +80,7 @@ async def wait_for_disk(host: Host, until_s: float) -> None:
 
 
 def _find(leader: Leader, request: pb.PeekRequest) -> tuple[Topic, Group | None]:
-    topic = leader.machine.topic_by_name.get(wire_rows.topic_name(request.topic))
-    if topic is None:
-        raise NotFoundError("topic", request.topic)
+    topic = wire_rows.topic_of(leader.machine.topic_by_name, request.topic)
     if not request.group:
         return topic, None
     group = topic.groups.get(request.group)

@@ -15,7 +15,7 @@ from timer.entries.policies import (
     namespace_of,
 )
 from timer.model.feature_level import LEVEL_OF_SMOOTHING
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import TopicId
 from timer.state.machine import Machine
 from timerclient.proto import timer_pb2 as pb
@@ -71,10 +71,7 @@ def scope_of(machine: Machine, scope: pb.PolicyScope) -> Scope:
     """
     if not scope.topic:
         return Scope(scope.namespace)
-    topic = machine.topic_by_name.get(scope.topic)
-    if topic is None:
-        raise NotFoundError("topic", scope.topic)
-    return Scope("", topic.topic_id)
+    return Scope("", wire_rows.topic_of(machine.topic_by_name, scope.topic).topic_id)
 
 
 def description(

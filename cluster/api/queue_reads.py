@@ -12,7 +12,7 @@ import numpy as np
 from cluster.api import message_peek, wire_rows
 from cluster.state.host import Host
 from timer.leader.leader import Leader
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.timer_errors import InvalidRequestError
 from timer.ready.queue import Queue
 from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
@@ -41,9 +41,7 @@ async def read_messages(
     until_s = asyncio.get_running_loop().time() + message_peek.WAIT_S
     while True:
         leader = host.require_lease()
-        topic = leader.machine.topic_by_name.get(wire_rows.topic_name(request.topic))
-        if topic is None:
-            raise NotFoundError("topic", request.topic)
+        topic = wire_rows.topic_of(leader.machine.topic_by_name, request.topic)
         start, stop = _range(topic.queue, request)
         if start >= stop:
             return _answer(leader, topic, start)

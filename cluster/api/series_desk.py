@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from cluster.api import wire_rows, wire_timers
+from cluster.api import wire_rows
 from cluster.api.cron_calendar import NAMED, CronCalendar
 from cluster.api.owners import CreationLimits
 from cluster.api.topic_filter import filter_of_caller
@@ -234,7 +234,7 @@ class SeriesDesk:
             raise InvalidRequestError("page_size", request.page_size, f"at most {PAGE_SIZE_MAX}")
         topics: Sequence[int] | None = None
         if request.topic:
-            topics = [wire_timers.topic_of(machine.topic_by_name, request.topic)]
+            topics = [wire_rows.topic_of(machine.topic_by_name, request.topic).topic_id]
         after = min(request.after_id, (1 << 63) - 1)
         async with self._listing.turn(caller_name()):
             if topics is None:
@@ -260,7 +260,7 @@ class SeriesDesk:
     def _leader_and_id(self, topic: str, key: str) -> tuple[Leader, int]:
         """Return the leader with a lease, and the id of a series."""
         leader = self._host.require_lease()
-        topic_id = wire_timers.topic_of(leader.machine.topic_by_name, topic)
+        topic_id = wire_rows.topic_of(leader.machine.topic_by_name, topic).topic_id
         series_id = leader.machine.series.find(topic_id, self._key(key))
         if not series_id:
             raise NotFoundError("series", key)

@@ -167,7 +167,7 @@ class TimerChanges:
         kind = wire_timers.check_one_target(request)
         if kind == "filter":
             when = wire_rows.wanted_times_of(request, 1)
-            topic = wire_timers.topic_of(leader.machine.topic_by_name, request.filter.topic)
+            topic = wire_rows.topic_of(leader.machine.topic_by_name, request.filter.topic).topic_id
             leader.admission.times(when, 1, np.full(1, topic, np.uint32), self._host.now())
 
             async def move(ids: Ids) -> tuple[int, bool]:

@@ -240,7 +240,7 @@ class TimerQueries:
             if not genuine[0]:
                 raise NotFoundError("timer", timer_id.to_text(request.timer_id))
             return Ids(due_ms, seq)
-        topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
+        topic = wire_rows.topic_of(leader.machine.topic_by_name, request.topic).topic_id
         return wire_timers.one_key(topic, request.key, self._key_bytes_max)
 
     async def list(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
@@ -291,7 +291,7 @@ class TimerQueries:
             return await self._count_of(leader, request)
         if request.page_token:
             raise InvalidRequestError("page_token", HIDDEN, "allowed only with a filter")
-        topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
+        topic = wire_rows.topic_of(leader.machine.topic_by_name, request.topic).topic_id
         clock_ms = self._host.now().clock_ms
         until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]
         *within, pending = await self._with_view(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
-from cluster.api import row_messages, wire_rows, wire_timers
+from cluster.api import row_messages, wire_rows
 from cluster.api.owners import (
     CreationLimits,
     as_sent,
@@ -318,7 +318,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         Raises:
             NotFoundError: the topic does not exist.
         """
-        topic_id, now = wire_timers.topic_of(leader.machine.topic_by_name, name), self._host.now()
+        topic_id = wire_rows.topic_of(leader.machine.topic_by_name, name).topic_id
+        now = self._host.now()
         applied = await self._host.ask(lambda done: leader.delete_topic(topic_id, now, done))
         assert isinstance(applied, DeleteTopicApplied)
         if applied.topic is None:

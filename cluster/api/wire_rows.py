@@ -36,9 +36,10 @@ from timer.model.columns import (
 )
 from timer.model.feature_level import LEVEL_OF_TRAITS
 from timer.model.row_traits import PRIORITY_DEFAULT, PRIORITY_MAX, Traits
-from timer.model.timer_errors import HIDDEN, InvalidRequestError
+from timer.model.timer_errors import HIDDEN, InvalidRequestError, NotFoundError
 from timer.model.units import DUE_MS_MAX, Now, ProducerId, TopicId, UnixMs
 from timer.ready.queue import Queue
+from timer.ready.topic import Topic
 from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
@@ -113,6 +114,19 @@ def topic_name(name: str, field: str = "topic") -> str:
     if plain.startswith(prefix):  # its listed name would find another topic
         raise InvalidRequestError(field, name, f"must not begin with {prefix} twice")
     return check_name(field, plain)
+
+
+def topic_of(topics: Mapping[str, Topic], name: str) -> Topic:
+    """Return the topic of this name.
+
+    Raises:
+        InvalidRequestError: the name is not allowed.
+        NotFoundError: the topic does not exist.
+    """
+    topic = topics.get(topic_name(name))
+    if topic is None:
+        raise NotFoundError("topic", name)
+    return topic
 
 
 def check_request(request: AnyScheduling, limits: RequestLimits) -> None:

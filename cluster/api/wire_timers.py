@@ -24,7 +24,7 @@ from timer.leader.leader import CANCEL_ROWS_MAX, KEYS_MAX
 from timer.model import timer_id
 from timer.model.columns import Binary, gather
 from timer.model.firing_order import Position
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.timer_errors import InvalidRequestError
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import DUE_MS_MAX, TopicId
 from timer.pending.read_view import Filter
@@ -54,19 +54,6 @@ def check_one_target(request: pb.CancelRequest | pb.RescheduleRequest) -> str:
     return given[0]
 
 
-def topic_of(topics: Mapping[str, Topic], name: str) -> TopicId:
-    """Return the id of a topic.
-
-    Raises:
-        InvalidRequestError: the name is not allowed.
-        NotFoundError: the topic does not exist.
-    """
-    topic = topics.get(wire_rows.topic_name(name))
-    if topic is None:
-        raise NotFoundError("topic", name)
-    return topic.topic_id
-
-
 def ids_of(raw: bytes, salt: int) -> tuple[Ids, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Return the timers of raw ids, and whether each id is genuine (n, bool).
 
@@ -89,7 +76,7 @@ def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> 
         raise InvalidRequestError(
             "key_sizes", f"{n} values", f"a request holds 1 to {KEYS_MAX} keys"
         )
-    topic = topic_of(topics, keys.topic)
+    topic = wire_rows.topic_of(topics, keys.topic).topic_id
     try:
         column = wire_rows.checked_keys(keys.key_sizes, keys.keys, n, bytes_max)
     except InvalidRequestError as error:
@@ -112,7 +99,7 @@ def filter_of(
         InvalidRequestError: a field is out of its limits.
         NotFoundError: the topic does not exist.
     """
-    topic = topic_of(topics, what.topic)
+    topic = wire_rows.topic_of(topics, what.topic).topic_id
     end = what.due_to_ms or DUE_MS_MAX + 1
     for name, value in (("due_from_ms", what.due_from_ms), ("due_to_ms", end)):
         wire_rows.check_bound(f"filter.{name}", value, DUE_MS_MAX + 1)
