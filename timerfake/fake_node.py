@@ -14,6 +14,7 @@ from cluster.observe.topic_view import TopicView
 from cluster.rpc.handlers import Registrar
 from cluster.settings.config import NodeConfig, build_config
 from cluster.state.host import Host
+from cluster.state.loop_io import LoopIo
 from cluster.state.state_plane import FlushLimits
 from timer.entries.entry_frame import Entry
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
@@ -58,18 +59,21 @@ class FakeNode(TopicView):
         leader = dataclasses.replace(leader_config(config), checkpoint_interval_ms=NEVER)
         self.log = MemoryLog()
         self.server = Server()
-        self.host = Host(
-            Engine(NoDisk(), config.data, leader, self._on_applied),
+        io = LoopIo(
             self.log,
             make_clock=self._make_clock,
             samples=self._samples,
             mono_ms=clock.mono_ms,
             wall_ms=clock.wall_ms,
             fold_interval_ms=config.timing.fold_interval_ms,
-            limits=FlushLimits(NEVER, NEVER, NEVER, NEVER, NEVER),
-            draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             on_delivery=self.on_delivery,
             on_leading=self._on_leading,
+        )
+        self.host = Host(
+            Engine(NoDisk(), config.data, leader, self._on_applied),
+            io,
+            FlushLimits(NEVER, NEVER, NEVER, NEVER, NEVER),
+            draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             fatal=self.server.fail,
         )
         super().__init__(self.host, config)

@@ -68,6 +68,7 @@ from cluster.settings.release import RELEASE
 from cluster.settings.wall_clock import wall_clock
 from cluster.state.alarm import KernelAlarm
 from cluster.state.host import Host
+from cluster.state.loop_io import LoopIo
 from cluster.state.loop_watch import LoopWatch, Steps
 from cluster.state.state_plane import FlushLimits
 from cluster.state.voter_clocks import VoterClocks
@@ -448,15 +449,13 @@ def _host(
             basis.queue.on_fired(seconds)
 
     clocks = VoterClocks(replica, mono_ms, basis.wall_ms)
-    return Host(
-        basis.files.engine,
+    io = LoopIo(
         replica,
         make_clock=clocks.cluster_clock,
         samples=clocks.samples,
         mono_ms=mono_ms,
         wall_ms=basis.wall_ms,
         fold_interval_ms=basis.config.timing.fold_interval_ms,
-        limits=flush_limits(basis.config),
         make_alarm=KernelAlarm,
         on_delivery=on_delivery,
         leader_address=leader_address,
@@ -464,6 +463,11 @@ def _host(
         on_clocks=basis.node.on_clocks,
         on_committed=on_commit,
         steps=Steps(telemetry.observe_step),
+    )
+    return Host(
+        basis.files.engine,
+        io,
+        flush_limits(basis.config),
         hops=basis.hops,
         on_damage=on_damage,
         fatal=basis.node.fatal,

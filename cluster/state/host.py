@@ -9,23 +9,18 @@ All methods are for the event loop, and none holds it for long.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from cluster.rpc.rpc_caller import CALLER
-from cluster.state import loop_io
-from cluster.state.alarm import Alarm, LoopAlarm
-from cluster.state.loop_io import HostLog, LoopIo
-from cluster.state.loop_watch import Steps
+from cluster.state.loop_io import LoopIo
 from cluster.state.state_plane import FlushLimits, StatePlane
 from cluster.state.topic_totals import Totals
 from replication.shell.hop_recorder import Hop, HopRecorder
-from timer.entries.entry_frame import EntryKind
 from timer.files.disk_reserve import DiskSpace
-from timer.leader.groups.group_delivery import Delivery
-from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport
 from timer.leader.leader import Leader
 from timer.model.timer_errors import EngineError, FileDamage, NotReadyError
-from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
+from timer.model.units import Epoch, LogIndex, Now
 from timer.recovery.engine import Engine
 
 
@@ -35,42 +30,21 @@ class Host:
     def __init__(  # noqa: PLR0913
         self,
         engine: Engine,
-        log: HostLog,
-        *,
-        make_clock: Callable[[UnixMs], ClusterClock],
-        samples: Callable[[], Iterable[Sample]],
-        mono_ms: Callable[[], MonoMs],
-        wall_ms: Callable[[], UnixMs],
-        fold_interval_ms: int,
+        io: LoopIo,
         limits: FlushLimits,
-        draw_share: Callable[[], float] = loop_io.draw_share,
+        *,
         draw_id: Callable[[int], int] = secrets.randbits,
-        on_delivery: Callable[[Delivery], object],
-        leader_address: Callable[[], str | None] = lambda: None,
-        on_leading: Callable[[], None] = lambda: None,
-        on_clocks: Callable[[ClockReport], object] = lambda report: None,
-        on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
-        steps: Steps | None = None,
         hops: HopRecorder | None = None,
-        make_alarm: Callable[[Callable[[], object]], Alarm] = LoopAlarm,
         on_damage: Callable[[FileDamage], None] | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
-        leader_address: Returns host:port of another node that leads. None: none is known.
-        on_leading: Called when leadership begins or ends.
-        on_clocks: Called each time that the leader has read the voters' clocks.
-        on_committed: Called for each entry that this leader appended, with its kind and the
-            seconds from append to commit.
-        steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
-        make_alarm: Returns the timer that wakes the plane. A node's is exact.
         on_damage: Called with damage that a query, a merge or reading ahead meets. They change no
             state, so the node can go on until it is healed. None: such damage ends the process.
         """
-        self.engine, self.log = engine, log
-        self.leader_address = leader_address
-        self.steps = steps or Steps()
+        self.engine, self.log, self.steps = engine, io.log, io.steps
+        self.leader_address = io.leader_address
         self.hops = hops or HopRecorder()
         self.draw_id = draw_id
         """Takes a number of bits; returns as many random ones, which no client can guess."""
@@ -79,26 +53,9 @@ class Host:
         self._loop = asyncio.get_running_loop()
         self._flushes: set[asyncio.Future[None]] = set()
         """Callers that wait for the end of a flush."""
-        self._io = LoopIo(
-            log,
-            make_clock=make_clock,
-            samples=samples,
-            mono_ms=mono_ms,
-            wall_ms=wall_ms,
-            fold_interval_ms=fold_interval_ms,
-            draw_share=draw_share,
-            on_delivery=on_delivery,
-            leader_address=leader_address,
-            on_leading=on_leading,
-            on_clocks=on_clocks,
-            on_committed=on_committed,
-            steps=self.steps,
-            make_alarm=make_alarm,
-            on_damage=self.on_read_error,
-            fatal=self.fatal,
-        )
-        self._plane = StatePlane(engine, limits, self._io)
-        self._io.begin(self._plane, limits.memtable_bytes)
+        self._io = io
+        self._plane = StatePlane(engine, limits, io)
+        io.begin(self._plane, limits.memtable_bytes, on_damage=self.on_read_error, fatal=self.fatal)
 
     def fatal(self, error: BaseException) -> None:
         """End the process: its state can't be trusted any more."""

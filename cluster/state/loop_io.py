@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from cluster.state.alarm import Alarm
+from cluster.state.alarm import Alarm, LoopAlarm
 from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import StatePlane, ThreadWork
 from cluster.state.write_pace import IngestRate, Pacer, WriteAbandoned
@@ -74,6 +74,9 @@ class LoopIo:
     """Implements StateIo for one plane."""
 
     plane: StatePlane
+    on_damage: Callable[[FileDamage], None]
+    _fatal: Callable[[BaseException], None]
+    _memtable_bytes: int
     _wake: Alarm
 
     def __init__(  # noqa: PLR0913
@@ -85,32 +88,37 @@ class LoopIo:
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
         fold_interval_ms: int,
-        draw_share: Callable[[], float],
+        draw_share: Callable[[], float] = draw_share,
         on_delivery: Callable[[Delivery], object],
-        leader_address: Callable[[], str | None],
-        on_leading: Callable[[], None],
-        on_clocks: Callable[[ClockReport], object],
-        on_committed: Callable[[EntryKind, float], None],
-        steps: Steps,
-        make_alarm: Callable[[Callable[[], object]], Alarm],
-        on_damage: Callable[[FileDamage], None],
-        fatal: Callable[[BaseException], None],
+        leader_address: Callable[[], str | None] = lambda: None,
+        on_leading: Callable[[], None] = lambda: None,
+        on_clocks: Callable[[ClockReport], object] = lambda report: None,
+        on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
+        steps: Steps | None = None,
+        make_alarm: Callable[[Callable[[], object]], Alarm] = LoopAlarm,
     ) -> None:
+        """Args:
+        leader_address: Returns host:port of another node that leads. None: none is known.
+        on_leading: Called when leadership begins or ends.
+        on_clocks: Called each time that the leader has read the voters' clocks.
+        on_committed: Called for each entry that this leader appended, with its kind and the
+            seconds from append to commit.
+        steps: Times the steps of the event loop. None: they are timed, and not reported.
+        make_alarm: Returns the timer that wakes the plane. A node's is exact.
+        """
         self.make_clock, self.samples = make_clock, samples
         self.mono_ms, self.wall_ms = mono_ms, wall_ms
         self.draw_share = draw_share
         self.on_delivery = on_delivery
         self.leader_address, self.on_leading_changed = leader_address, on_leading
         self.clocks_read = on_clocks
-        self._on_committed, self._steps = on_committed, steps
-        self.on_damage, self._fatal = on_damage, fatal
+        self._on_committed, self.steps = on_committed, steps or Steps()
         self._make_alarm = make_alarm
         self.flush_pace = Pacer(self._flush_rate)
         self._ingest = IngestRate(asyncio.get_running_loop().time())
         self.merge_pace = Pacer(self._ingest.write_rate)
         self._ingested = 0
-        self._memtable_bytes = 0
-        self._log = log
+        self.log = log
         self._fold_interval_s = fold_interval_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._fold_timer: asyncio.TimerHandle | None = None
@@ -120,9 +128,17 @@ class LoopIo:
         self._uncommitted: deque[tuple[LogIndex, EntryKind, float]] = deque()
         """Entries that this leader has appended, of which kind, and when."""
 
-    def begin(self, plane: StatePlane, memtable_bytes: int) -> None:
+    def begin(
+        self,
+        plane: StatePlane,
+        memtable_bytes: int,
+        *,
+        on_damage: Callable[[FileDamage], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
         """Take the plane to call. `memtable_bytes`: from so much on a flush is not paced."""
         self.plane, self._memtable_bytes = plane, memtable_bytes
+        self.on_damage, self._fatal = on_damage, fatal
         self._wake = self._make_alarm(plane.kick)
 
     # ---- calls
@@ -152,7 +168,7 @@ class LoopIo:
 
     def run_timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """See StateIo."""
-        return self._steps.run(work, *args, **kwargs)
+        return self.steps.run(work, *args, **kwargs)
 
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
         """See StateIo. `done` is not called if a merge is abandoned."""
@@ -183,7 +199,7 @@ class LoopIo:
 
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         """See StateIo."""
-        index = self._log.propose(kind, payload, time_ms)
+        index = self.log.propose(kind, payload, time_ms)
         self._uncommitted.append((index, kind, time.perf_counter()))
         return index
 
@@ -199,15 +215,15 @@ class LoopIo:
 
     def last_time_ms(self) -> UnixMs:
         """See StateIo."""
-        return self._log.last_time_ms
+        return self.log.last_time_ms
 
     def lease_held(self) -> bool:
         """See StateIo."""
-        return self._log.holds_lease()
+        return self.log.holds_lease()
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """See StateIo."""
-        return self._log.cached_entries(first, last)
+        return self.log.cached_entries(first, last)
 
     def read(
         self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
@@ -215,7 +231,7 @@ class LoopIo:
         """See StateIo."""
 
         async def read() -> None:
-            done(await self._log.entries(first, last))
+            done(await self.log.entries(first, last))
 
         self._spawn(read())
 
@@ -223,14 +239,14 @@ class LoopIo:
         """See StateIo."""
 
         async def wait() -> None:
-            if await self._log.wait_until_synced(index):
+            if await self.log.wait_until_synced(index):
                 done()
 
         self._spawn(wait())
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         """See StateIo."""
-        self._log.drop_before(index, keep=keep)
+        self.log.drop_before(index, keep=keep)
 
     # ---- the pace of writing
 

@@ -12,6 +12,7 @@ import pytest
 
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
+from cluster.state.loop_io import LoopIo
 from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, FlushLimits, ThreadWork
 from tests.calls import calls_of
 from tests.timer.machines import START_MS, Log, engine_on, log_of, part_of
@@ -92,11 +93,11 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
         "mono_ms": lambda: MonoMs(0),
         "wall_ms": lambda: UnixMs(START_MS),
         "fold_interval_ms": 1,
-        "limits": NO_FLUSH,
         "on_delivery": lambda delivery: None,
-        "fatal": errors.append,
     }
-    return Host(engine_on(RealDisk(), directory), follower, **given | other)
+    own = {name: other.pop(name) for name in ("hops", "on_damage") if name in other}
+    limits, engine = other.pop("limits", NO_FLUSH), engine_on(RealDisk(), directory)
+    return Host(engine, LoopIo(follower, **given | other), limits, fatal=errors.append, **own)
 
 
 async def flushed(host: Host, index: int) -> None:

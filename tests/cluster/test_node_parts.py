@@ -489,16 +489,19 @@ async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_p
     def made(*_: object, **settings: Any) -> None:
         raise _HostMade(**settings)
 
+    io = Mock()
+    monkeypatch.setattr(build, "LoopIo", io)
     monkeypatch.setattr(build, "Host", made)
     config = founder(tmp_path, *names)
     calls: Any = SimpleNamespace(fatal=print, on_leading=Mock(), on_clocks=Mock())
     with pytest.raises(_HostMade) as host:
         build.build(config, calls, raft_lost=False)
-    assert host.value.settings["make_alarm"] is KernelAlarm
+    settings = {**io.call_args.kwargs, **host.value.settings}
+    assert settings["make_alarm"] is KernelAlarm
     for name in ("fatal", "on_leading", "on_clocks"):
-        assert host.value.settings[name] is getattr(calls, name)
+        assert settings[name] is getattr(calls, name)
     # Without peers there is nothing to fetch: the damage ends the process.
-    assert (host.value.settings["on_damage"] is None) == (names == ("n1",))
+    assert (settings["on_damage"] is None) == (names == ("n1",))
 
 
 async def test_node_notes_the_speed_of_its_disk_with_each_report_and_complains_of_it(
