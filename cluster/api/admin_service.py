@@ -285,7 +285,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
                 request.after, request.page_size, request.prefix, filter_of_caller()
             )
         topic = self._view.topic(wire_rows.topic_name(request.topic), lateness=request.lateness)
-        topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
+        topic.lag_ms = await self._timers.queries.lag_ms(TopicId(topic.topic_id))
         return pb.ListTopicsResponse(topics=[topic], count=1)
 
     @unary_handler

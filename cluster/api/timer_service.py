@@ -121,8 +121,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         leader, now = self._host.require_leader(), self._host.now()
         producer_id = ProducerId(request.producer_id)
         if owns_producer(leader, producer_id):
-            asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
-            await within(asked, context)
+            work = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
+            await within(work, context)
         return pb.UnregisterProducerResponse()
 
     @unary_handler
@@ -325,10 +325,6 @@ class TimerService(Service, rpc.TimerServiceServicer):
         if applied.topic is None:
             raise NotFoundError("topic", name)
         return applied
-
-    async def lag_ms(self, topic: int) -> int:
-        """Return the age of a topic's oldest overdue timer; see TimerQueries."""
-        return await self.queries.lag_ms(TopicId(topic))
 
     @unary_handler
     async def Cancel(  # noqa: N802

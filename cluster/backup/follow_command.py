@@ -3,12 +3,11 @@
 import argparse
 import json
 import signal
-import sys
 import time
 from datetime import timedelta
 from typing import Final
 
-from cluster.backup.backup_commands import HEADINGS, WIDE, document_of, row_of
+from cluster.backup.backup_commands import HEADINGS, WIDE, document_of, print_progress, row_of
 from cluster.backup.backup_store import BackupStore
 from cluster.backup.catalogue import Catalogue
 from cluster.backup.log_shipper import LogShipper, ShipPlan
@@ -46,9 +45,6 @@ def follow(args: argparse.Namespace, store: BackupStore) -> int:
             return json.dumps(document_of(found))  # one line for each backup
         return cli_args.table(args, HEADINGS, [row_of(found)], WIDE)
 
-    def on_progress(text: str) -> None:
-        print(f"timerctl: {text}", file=sys.stderr, flush=True)  # noqa: T201
-
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
         shipper = LogShipper(
             client,
@@ -57,7 +53,7 @@ def follow(args: argparse.Namespace, store: BackupStore) -> int:
             wall_s=time.time,
             mono_s=time.monotonic,
             on_backup=on_backup,
-            on_progress=on_progress,
+            on_progress=print_progress,
         )
 
         def stop(number: int, _: object) -> None:

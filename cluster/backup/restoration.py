@@ -35,6 +35,7 @@ from cluster.backup.roll_forward import Until, roll_forward
 from cluster.files.recover import EPOCH_STEP
 from cluster.settings.names import NAME, NAME_RULE
 from replication.core.promise import NEVER_GIVEN, Promise, PromiseFile
+from replication.core.quorum import VOTERS_MAX
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EpochStart, encode_epoch
@@ -50,7 +51,6 @@ from timerclient.values.errors import InvalidRequest
 
 STAGE: Final = "restoring"
 """Directory in the target, until all of it is complete."""
-VOTERS_MAX: Final = 7
 EPOCH_SPREAD: Final = 1 << 31
 """Epochs from which that of a restore is drawn."""
 READERS: Final = 4

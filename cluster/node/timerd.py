@@ -28,6 +28,7 @@ from typing import Final
 
 import timerclient  # noqa: F401 -- before grpc, whose core then writes no lines of its own
 from cluster.settings.exit_codes import ExitCode, exit_code
+from replication.core.quorum import VOTERS_MAX
 from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, EngineError
@@ -113,8 +114,10 @@ def init(argv: list[str]) -> int:
     for option, value in given + [("--voters", name) for name in names]:
         if not NAME.fullmatch(value):
             raise ConfigError(option, value, f"must be {NAME_RULE}")
-    if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
-        raise ConfigError("--voters", arguments.voters, "must be 1 to 7 different names")
+    if not 1 <= len(names) <= VOTERS_MAX or len(set(names)) != len(names):
+        raise ConfigError(
+            "--voters", arguments.voters, f"must be 1 to {VOTERS_MAX} different names"
+        )
     voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}
     if arguments.name not in voters and not arguments.learner:
         limit = "must be one of --voters; a node that joins later is a --learner"

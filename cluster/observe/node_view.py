@@ -116,7 +116,7 @@ class NodeState(TopicView):
         epoch, leader = replica.epoch, replica.leader_id
         if state.epoch > epoch or (state.epoch == epoch and leader is None):
             epoch, leader = state.epoch, state.leader
-        return epoch, self._name_of(leader) or "", self._control.reached_controller or ""
+        return epoch, self.name_of(leader), self._control.reached_controller or ""
 
     @property
     def log_end(self) -> LogIndex:

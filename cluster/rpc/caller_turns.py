@@ -37,13 +37,13 @@ class CallerTurns:
         return sum(map(len, self._queues.values()))
 
     @asynccontextmanager
-    async def turn(self, caller: Hashable, weight: int = 1) -> AsyncIterator[None]:
-        """Return a context of one request. It begins when the request's turn has come."""
-        await self._begin(caller, weight)
+    async def turn(self, caller: Hashable) -> AsyncIterator[None]:
+        """Return a context of one request of weight 1. It begins when its turn has come."""
+        await self._begin(caller, 1)
         try:
             yield
         finally:
-            self._end(weight)
+            self._end(1)
 
     async def _begin(self, caller: Hashable, weight: int) -> None:
         if not self._waiting_weight and self._fits(weight):

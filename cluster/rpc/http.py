@@ -377,10 +377,10 @@ class HttpServer:
         why = why_not_ready(state)
         leader = f", leader {state.leader}" if state.leader else ""
         links = "\n".join(f'<li><a href="{path}">{path}</a></li>' for path in _LINKS)
-        said = html.escape(f"{state.role}{leader}: {why or 'ready'}")
+        status = html.escape(f"{state.role}{leader}: {why or 'ready'}")
         text = (
             '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>timerd</title>\n'
-            f"<h1>timerd</h1>\n<p>{said}</p>\n<ul>\n{links}\n</ul></html>\n"
+            f"<h1>timerd</h1>\n<p>{status}</p>\n<ul>\n{links}\n</ul></html>\n"
         )
         return web.Response(text=text, content_type="text/html")
 
@@ -442,9 +442,7 @@ async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> we
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return web.json_response(await read(), dumps=json_line)
-    except EngineError as error:
+    except (EngineError, ProblemError) as error:
         return problem_of(error)
-    except ProblemError as refused:
-        return problem_of(refused)
     except TimeoutError:
         return problem_of(NotReadyError(f"no answer within {ANSWER_TIMEOUT_S:g} s"))

@@ -19,7 +19,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from cluster.state.topic_totals import Totals
 from timer.entries.entry_frame import Entry, EntryKind
@@ -455,7 +455,7 @@ class StatePlane:
                 return
             self._flushed_at_ms = now.mono_ms
             self._share = self._io.draw_share()
-            self._begin_flush(_do_nothing)
+            self._begin_flush(lambda: None)
 
     def _is_flush_due(self, now: Now) -> bool:
         share, limits = self._share, self._limits
@@ -471,7 +471,7 @@ class StatePlane:
             log_entries=int(share * limits.log_entries),
         )
 
-    def flush(self, done: Callable[[], None] | None = None) -> None:
+    def flush(self, done: Callable[[], None] = lambda: None) -> None:
         """Write a manifest at the applied index, then call `done`.
 
         Nothing is written if nothing is new, or while another flush is under way.
@@ -479,7 +479,7 @@ class StatePlane:
         if not self._io.run_timed(self.engine.prepare_flush, self._limits.topics_at_once):
             self._io.soon(functools.partial(self.flush, done))
             return
-        self._begin_flush(done or _do_nothing)
+        self._begin_flush(done)
 
     def _begin_flush(self, done: Callable[[], None]) -> None:
         waited = self.waits_for_flush
@@ -624,7 +624,3 @@ def _or_damage(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
         return work(*args, **kwargs)
     except (CorruptFileError, UnknownVersionError) as damage:
         return damage
-
-
-def _do_nothing(*_: Any) -> None:
-    pass
