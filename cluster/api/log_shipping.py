@@ -157,11 +157,11 @@ class LogShipping:
     @property
     def stored_index(self) -> LogIndex:
         """The last entry that the stores have, of those that asked last; 0: unknown."""
-        asked = self._present() or [*self._askers.values()][-1:]
-        return min((each.stored for each in asked), default=LogIndex(0))
+        askers = self._present() or [*self._askers.values()][-1:]
+        return min((each.stored for each in askers), default=LogIndex(0))
 
     @property
     def stored_ms(self) -> UnixMs:
         """When the last one of these stores got further, or had all; 0: none has asked."""
-        asked = self._present() or [*self._askers.values()][-1:]
-        return min((each.moved_ms for each in asked), default=UnixMs(0))
+        askers = self._present() or [*self._askers.values()][-1:]
+        return min((each.moved_ms for each in askers), default=UnixMs(0))

@@ -105,8 +105,8 @@ class TimerChanges:
             case "keys":
                 topics = leader.machine.topic_by_name
                 keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
-                asked = self._host.ask(lambda done: leader.cancel_keys(keys, done))
-                applied = await within(asked, context)
+                work = self._host.ask(lambda done: leader.cancel_keys(keys, done))
+                applied = await within(work, context)
                 assert isinstance(applied, CancelApplied)
                 answer = _cancel_response(applied.results)
                 answer.timer_ids = _raw(applied.targets, self._salt)
@@ -237,9 +237,9 @@ class TimerChanges:
         leader.admission.times(when, n, topics, self._host.now())
         ends = range(RESCHEDULE_ROWS_MAX, n, RESCHEDULE_ROWS_MAX)
         parts = np.split(np.arange(n), ends)
-        asked = [self._move_some(leader, targets, topics, when, part) for part in parts]
+        moves = [self._move_some(leader, targets, topics, when, part) for part in parts]
         refused: list[EngineError] = []
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*moves, return_exceptions=True)
         for part, applied in zip(parts, answers, strict=True):
             if isinstance(applied, RescheduleApplied):
                 results[part] = applied.results

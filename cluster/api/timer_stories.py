@@ -60,10 +60,10 @@ class Stories:
         machine = self._host.require_lease().machine
         last = machine.applied_index
         story, state = await self._story(machine, target, whole)
-        told = 0
-        while not story.over and story.next <= last and told < EVENTS_MAX:
+        n_events = 0
+        while not story.over and story.next <= last and n_events < EVENTS_MAX:
             events = await self._queries.in_thread(partial(self._portion, story, last))
-            told += len(events)
+            n_events += len(events)
             if events:
                 yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
         if story.dropped:
@@ -74,7 +74,7 @@ class Stories:
             log_first=begin[0],
             log_first_ms=begin[1],
             log_last=last,
-            gaps=_gaps(story, state, begin, cut=told >= EVENTS_MAX),
+            gaps=_gaps(story, state, begin, cut=n_events >= EVENTS_MAX),
         )
         yield pb.TellStoryResponse(end=end)
 
@@ -96,9 +96,11 @@ class Stories:
             )
             topic = dropped.topic if dropped is not None else None
         ended = judged == ALREADY_CANCELLED or (judged == DROPPED and dropped is None)
-        gone = topic is not None and topic not in machine.topics
+        is_topic_deleted = topic is not None and topic not in machine.topics
         there = machine.topics.get(topic) if topic is not None else None
-        known = KnownTimer(pending, ended, fired, topic, b"", dropped and dropped.entry, gone)
+        known = KnownTimer(
+            pending, ended, fired, topic, b"", dropped and dropped.entry, is_topic_deleted
+        )
         groups = frozenset[GroupId]()
         if fired is not None and there is not None:
             groups = frozenset(there.group_by_id)

@@ -296,10 +296,10 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from cluster.backup.store_care import prune
 
-    gone = prune(store_of(args), args.keep)
-    document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
-    text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
-    print_result(args, document, text)
+    deleted = prune(store_of(args), args.keep)
+    document = {"backups": deleted.backups, "parts": deleted.parts, "bytes": deleted.size}
+    text = f"{len(deleted.backups)} backups and {deleted.parts} parts deleted"
+    print_result(args, document, f"{text}, {_mib(deleted.size)} MiB")
     return OK
 
 

@@ -559,15 +559,13 @@ class ControlPlane:
         self._step(LinkChanged(peer, up))
         if not up:
             asyncio.get_running_loop().call_later(self._grace_s + 0.001, self._tick)
-        if up and peer == self.controller_name:
+            lost = f"the connection to {peer} was lost before it answered"
+            for ask_id, (of, _) in [*self._open_requests.items()]:
+                if of == peer:
+                    self._on_answer(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
+        elif peer == self.controller_name:
             self._reported = None
             self._make_report()
-        if not up:
-            lost = f"the connection to {peer} was lost before it answered"
-            for ask_id in [
-                each for each, (asked, _) in self._open_requests.items() if asked == peer
-            ]:
-                self._on_answer(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
         """Note a release. A new stream of a peer begins with it; voters come after it."""
@@ -584,8 +582,8 @@ class ControlPlane:
             case FrameKind.VOTERS, tuple() as sets if _are_sets(sets):
                 self._peer_sets[peer] = tuple(map(frozenset, sets))
             case FrameKind.ASK, (int(ask_id), (int() | None) as target):
-                asked = TransferRequest(None if target is None else ReplicaId(target))
-                self._tasks.spawn(self._answer(peer, ask_id, asked))
+                transfer = TransferRequest(None if target is None else ReplicaId(target))
+                self._tasks.spawn(self._answer(peer, ask_id, transfer))
             case FrameKind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
                 self._tasks.spawn(self._answer(peer, ask_id, ChangeRequest(Change(change), name)))
             case FrameKind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):

@@ -295,8 +295,8 @@ class RaftLink(grpc.GenericRpcHandler):
 
     async def _tcp_of(self, peer: _Peer, call: _Call) -> TcpStream | None:
         """Return a connection to the peer's TCP port. None: frames go over gRPC."""
-        told = dict(await call.initial_metadata())
-        port, key = told.get(PORT_METADATA, ""), told.get(KEY_METADATA)
+        metadata = dict(await call.initial_metadata())
+        port, key = metadata.get(PORT_METADATA, ""), metadata.get(KEY_METADATA)
         if not isinstance(port, str) or not isinstance(key, bytes):
             return None
         loop = asyncio.get_running_loop()
@@ -404,8 +404,8 @@ class RaftLink(grpc.GenericRpcHandler):
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
         if expected is not None and self._tcp.port is not None:
             port = str(self._tcp.port.port)
-            told = ((PORT_METADATA, port), (KEY_METADATA, expected.key))
-            await context.send_initial_metadata(told)
+            metadata = ((PORT_METADATA, port), (KEY_METADATA, expected.key))
+            await context.send_initial_metadata(metadata)
         # A newer stream must not cancel this write: gRPC can't abort a call whose first write was
         # cancelled, and the peer would wait for its end for ever.
         await context.write(_hello(self._name, peer.name, self._cluster_id))

@@ -216,9 +216,9 @@ def plan_epoch(node: StoppedNode) -> RecoveryPlan:
             f" by a new replica: `timerctl members replace {node.name}` (docs/members.md)"
         )
     else:
-        told = f"the promise of epoch {promised.epoch} will be of epoch {last}, the log's last"
+        change = f"the promise of epoch {promised.epoch} will be of epoch {last}, the log's last"
         losses = [
-            f"{told}: all promises of {node.name} above that will be forgotten",
+            f"{change}: all promises of {node.name} above that will be forgotten",
             "its vote will count only with all voters present, until a leader has matched its log",
             *losses,
         ]
@@ -274,9 +274,9 @@ def plan_entry(node: StoppedNode, index: LogIndex, crc32: int) -> RecoveryPlan:
             f"--index = {index}: must be above {node.applied}, the last entry that {node.name}"
             " applied"
         )
-    told = f"entry {index} ({found.kind.name}, {len(found.payload)} bytes, epoch {found.epoch})"
+    entry = f"entry {index} ({found.kind.name}, {len(found.payload)} bytes, epoch {found.epoch})"
     losses = (
-        f"{told} will lose its effect: all its requests will be lost, acknowledged or not",
+        f"{entry} will lose its effect: all its requests will be lost, acknowledged or not",
         "run the same command on every node that has the entry, before any node starts",
     )
 

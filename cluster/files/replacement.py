@@ -54,13 +54,13 @@ def is_replaceable(config: NodeConfig, error: StorageError) -> bool:
 
 async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageError) -> None:
     """Return when an operator has requested it and the directory is formatted as a learner's."""
-    asked = asyncio.Event()
+    requested = asyncio.Event()
     way_out = f"{error}; replace this replica with `timerctl members replace {config.name}`"
-    standby = Standby(config, lambda: Wait(REPLACEABLE, way_out), asked.set)
+    standby = Standby(config, lambda: Wait(REPLACEABLE, way_out), requested.set)
     await standby.start()
     logger.warning("this node waits for its replacement: %s", way_out)
     try:
-        await asked.wait()
+        await requested.wait()
     finally:
         await standby.stop()
     await asyncio.to_thread(reformat, disk, config)
@@ -76,8 +76,8 @@ async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
         status = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
         nonce = dict(await status.initial_metadata()).get(NONCE_KEY, "")
         request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.CHANGE_REPLACE, name=name)
-        said = ((CLUSTER_KEY, cluster_id), (NONCE_KEY, str(nonce)))
-        await stub.ChangeMembers(request, timeout=PART_S, metadata=said)
+        metadata = ((CLUSTER_KEY, cluster_id), (NONCE_KEY, str(nonce)))
+        await stub.ChangeMembers(request, timeout=PART_S, metadata=metadata)
 
 
 def reformat(disk: Disk, config: NodeConfig) -> None:

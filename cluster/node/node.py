@@ -233,20 +233,20 @@ class Node:
         The wait ends when no other node is left, and at the timeout of the drain.
         """
         control, replica = self._parts.control, self._parts.replica
-        asked = asyncio.ensure_future(_transfer(control))
+        transfer = asyncio.ensure_future(_transfer(control))
         try:
-            while not asked.done() and not control.is_alone:  # noqa: ASYNC110
+            while not transfer.done() and not control.is_alone:  # noqa: ASYNC110
                 await asyncio.sleep(DRAIN_POLL_S)
-            if not asked.done():
+            if not transfer.done():
                 logger.warning("leadership not transferred: no other node is running")
-            elif (answer := asked.result()).outcome is CommandOutcome.OK:
+            elif (answer := transfer.result()).outcome is CommandOutcome.OK:
                 # The successor's fence makes this replica commit its tail and release the epoch.
                 while replica.serving and not control.is_alone:  # noqa: ASYNC110
                     await asyncio.sleep(DRAIN_POLL_S)
             else:
                 logger.warning("leadership not transferred: %s", answer.why)
         finally:
-            asked.cancel()
+            transfer.cancel()
         await replica.release()
 
 

@@ -90,8 +90,8 @@ class Connections:
         """Return address -> weight of each open connection, and forget those that are closed."""
         taken, peers = {*self._taken}, {*self._peers}  # later ones may be too new for the snapshot
         weights = await asyncio.to_thread(self._weights, dict(self._unread))
-        for gone in taken - weights.keys():
-            del self._taken[gone]
+        for address in taken - weights.keys():
+            del self._taken[address]
         self._peers -= peers - weights.keys()
         return weights
 

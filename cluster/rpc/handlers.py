@@ -147,8 +147,8 @@ def _code_of(kind: type[BaseException], context: Any) -> str:
     if issubclass(kind, grpc.aio.AbortError):
         code: Any = context.code()
         return _CODES.get(code, "UNKNOWN") if isinstance(code, int) else str(code.name)
-    gone = issubclass(kind, asyncio.CancelledError | GeneratorExit)
-    return "CANCELLED" if gone else "UNKNOWN"
+    is_cancelled = issubclass(kind, asyncio.CancelledError | GeneratorExit)
+    return "CANCELLED" if is_cancelled else "UNKNOWN"
 
 
 _Service = TypeVar("_Service", bound=Service)

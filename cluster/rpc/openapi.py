@@ -114,10 +114,10 @@ def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
             {
                 "name": name,
                 "in": "query",
-                "description": told,
+                "description": text,
                 "schema": _PARAMETERS.get(name, TEXT),
             }
-            for name, told in route.query.items()
+            for name, text in route.query.items()
         ],
         "responses": {
             "200": {
@@ -133,8 +133,8 @@ def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
     if form is not None and form.takes_request_id:
         operation["parameters"].append(_IDEMPOTENCY)
         problem = operation["responses"].pop("default")
-        for status, told in _SCHEDULE_PROBLEMS.items():
-            operation["responses"][status] = problem | {"description": told}
+        for status, text in _SCHEDULE_PROBLEMS.items():
+            operation["responses"][status] = problem | {"description": text}
         operation["responses"]["429"]["headers"] = _RETRY_AFTER
         operation["responses"]["default"] = problem
     body = _body(route, form, in_path)

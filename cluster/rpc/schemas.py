@@ -23,9 +23,9 @@ SPAN: Final[Schema] = {
 }
 
 
-def span(told: str) -> Schema:
+def span(text: str) -> Schema:
     """Return the schema of a duration with a description."""
-    return {"description": told, "allOf": [SPAN]}
+    return {"description": text, "allOf": [SPAN]}
 
 
 def nullable(schema: Schema) -> Schema:

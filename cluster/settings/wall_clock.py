@@ -59,7 +59,7 @@ class SkewedClock:
             return
         seen = (status.st_ino, status.st_mtime_ns)
         if seen != self._seen:
-            said = json.loads(self._path.read_text())
-            self._offset_ms, self._drift_ppm = said["offset_ms"], said["drift_ppm"]
-            self._from_ms = said["from_ms"]
+            clock = json.loads(self._path.read_text())
+            self._offset_ms, self._drift_ppm = clock["offset_ms"], clock["drift_ppm"]
+            self._from_ms = clock["from_ms"]
             self._seen = seen

@@ -36,9 +36,9 @@ def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[LogSh
             raise CorruptFileError(
                 f"entry {first}", 0, f"epoch {entry.epoch} begins with {entry.kind}"
             )
-        said = decode_epoch(entry.payload)
-        starts.append(LogStart(first, entry.epoch, frozenset(said.voters)))
-        level = max(level, said.level)
+        payload = decode_epoch(entry.payload)
+        starts.append(LogStart(first, entry.epoch, frozenset(payload.voters)))
+        level = max(level, payload.level)
         last = LogIndex(first - 1)
     shape = LogShape(base, base_epoch, base_voters, base)
     if log.last_index > base:

@@ -97,9 +97,11 @@ def _append(core: Core, append: Append) -> str | None:
     shape, prev, last = core.shape, append.prev_index, append.last_index
     settled = min(core.commit_index, last)
     if prev <= settled >= shape.base_index:
-        said, held = epoch_in(append, settled), shape.epoch_at(settled)
-        if said != held:
-            return f"entry {settled} is of epoch {said}: the one committed here is of epoch {held}"
+        claimed, held = epoch_in(append, settled), shape.epoch_at(settled)
+        if claimed != held:
+            return (
+                f"entry {settled} is of epoch {claimed}: the one committed here is of epoch {held}"
+            )
     if append.under == core.promise and prev <= core.matched_index:
         divergence_at = shape.divergence_at(max(prev, settled), append.starts, last)
         if divergence_at is not None and divergence_at <= core.matched_index:

@@ -536,10 +536,10 @@ def parse(message: Entries, data: memoryview) -> list[FramedEntry]:
         if start is not None and start.index == index:
             if entry.kind is not EntryKind.EPOCH or start.epoch <= epoch:
                 raise ValueError(f"epoch {start.epoch} after {epoch} begins with {entry.kind}")
-            said = decode_epoch(entry.payload)
-            if (said.epoch, frozenset(said.voters)) != (start.epoch, start.voters):
+            payload = decode_epoch(entry.payload)
+            if (payload.epoch, frozenset(payload.voters)) != (start.epoch, start.voters):
                 raise ValueError(
-                    f"epoch {start.epoch} with voters {sorted(start.voters)} begins with {said}"
+                    f"epoch {start.epoch} with voters {sorted(start.voters)} begins with {payload}"
                 )
             epoch, start = start.epoch, next(starts, None)
         elif entry.kind is EntryKind.EPOCH:
