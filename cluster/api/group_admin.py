@@ -203,37 +203,32 @@ class GroupDesk:
         if changes.dead_letter_topic:
             plain = wire_rows.topic_name(changes.dead_letter_topic, "dead_letter_topic")
             changes.dead_letter_topic = plain
+        changed = _wire_settings(settings)
+        changed.MergeFrom(changes)
+        defaults = self._defaults
         limits = {
-            "lease_ms": (
-                self._defaults.visibility_timeout_ms_min,
-                self._defaults.visibility_timeout_ms_max,
-            ),
+            "lease_ms": (defaults.visibility_timeout_ms_min, defaults.visibility_timeout_ms_max),
             "max_attempts": (0, ATTEMPTS_MAX),
             "backoff_ms_min": (0, PAUSE_MS_MAX),
             "backoff_ms_max": (0, PAUSE_MS_MAX),
             "max_in_flight": (0, IN_FLIGHT_MAX),
         }
-        values: dict[str, int | str] = {}
         for name, (low, high) in limits.items():
-            value = getattr(changes, name) if changes.HasField(name) else getattr(settings, name)  # type: ignore[arg-type]
+            value = getattr(changed, name)
             if not low <= value <= high:
                 raise InvalidRequestError(name, value, f"must be {low} to {high}")
-            values[name] = value
-        if values["backoff_ms_max"] and values["backoff_ms_min"] > values["backoff_ms_max"]:  # type: ignore[operator]
-            limit = f"must be at most backoff_ms_max ({values['backoff_ms_max']})"
-            raise InvalidRequestError("backoff_ms_min", values["backoff_ms_min"], limit)
-        given = changes.HasField("dead_letter_topic")
-        to = changes.dead_letter_topic if given else settings.dead_letter_topic
-        if to or values["max_attempts"]:
+        if 0 < changed.backoff_ms_max < changed.backoff_ms_min:
+            limit = f"must be at most backoff_ms_max ({changed.backoff_ms_max})"
+            raise InvalidRequestError("backoff_ms_min", changed.backoff_ms_min, limit)
+        to = changed.dead_letter_topic
+        if to or changed.max_attempts:
             wire_rows.check_name("dead_letter_topic", dead_letters.topic_of(topic, group, to))
         if to == topic:
-            raise InvalidRequestError(
-                "dead_letter_topic", to, "must be another topic than the group's"
-            )
-        kind = changes.type if changes.HasField("type") else settings.type
-        if kind not in TYPES:
-            raise InvalidRequestError("type", kind, f"must be one of {', '.join(TYPES)}")
-        return GroupSettings(**values, dead_letter_topic=to, type=kind)  # type: ignore[arg-type]
+            limit = "must be another topic than the group's"
+            raise InvalidRequestError("dead_letter_topic", to, limit)
+        if changed.type not in TYPES:
+            raise InvalidRequestError("type", changed.type, f"must be one of {', '.join(TYPES)}")
+        return GroupSettings(**{name: getattr(changed, name) for name in GroupSettings.__slots__})
 
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back to their topics; committed on return.
@@ -434,13 +429,17 @@ def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int)
         leased=leased,
         consumers=consumers,
         lease_ms=settings.lease_ms,
-        settings=pb.GroupSettings(
-            lease_ms=settings.lease_ms,
-            max_attempts=settings.max_attempts,
-            dead_letter_topic=settings.dead_letter_topic,
-            backoff_ms_min=settings.backoff_ms_min,
-            backoff_ms_max=settings.backoff_ms_max,
-            type=settings.type,
-            max_in_flight=settings.max_in_flight,
-        ),
+        settings=_wire_settings(settings),
+    )
+
+
+def _wire_settings(settings: GroupSettings) -> pb.GroupSettings:
+    return pb.GroupSettings(
+        lease_ms=settings.lease_ms,
+        max_attempts=settings.max_attempts,
+        dead_letter_topic=settings.dead_letter_topic,
+        backoff_ms_min=settings.backoff_ms_min,
+        backoff_ms_max=settings.backoff_ms_max,
+        type=settings.type,
+        max_in_flight=settings.max_in_flight,
     )
