@@ -11,7 +11,7 @@ A list has one result for each element, in the same order.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from cluster.rpc import json_fields
@@ -248,7 +248,7 @@ def _reschedule_answer(
     return {"result": done.result.name, "id": done.timer.id, "due_ms": done.timer.due_ms}
 
 
-def _reschedule_filter_answer(_: Any, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
+def _reschedule_list_answer(_: Any, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
     return {"timers": [*map(_outcome, pending_timers.reschedule_outcomes(answer))]}
 
 
@@ -313,9 +313,38 @@ _NEXT: Final = nullable(TEXT) | {"description": "null: the change is complete"}
 _TIME: Final = object_schema("RescheduleBody", TIME_SCHEMA, optional=TIME_SCHEMA)
 
 
-def _count_schema(field: str) -> Schema:
-    count = WHOLE | {"description": "timers that this request changed; of the first request: 0"}
-    return object_schema(f"{field.title()}Page", {field: count, "next_page_token": _NEXT})
+def _filter_form(
+    request: Callable[[Fields], pb.CancelRequest | pb.RescheduleRequest],
+    title: str,
+    body: dict[str, Schema],
+    count: str,
+) -> HttpForm:
+    """Return the form of a change by filter, with the name of the answer's field that counts."""
+    number = WHOLE | {"description": "timers that this request changed; of the first request: 0"}
+    return HttpForm(
+        request=request,
+        answer=lambda _, answer: {
+            count: getattr(answer, count),
+            "next_page_token": token_text(answer.next_page_token),
+        },
+        body=object_schema(title, body, optional=body),
+        answered=object_schema(f"{count.title()}Page", {count: number, "next_page_token": _NEXT}),
+    )
+
+
+def _list_move_form(
+    request: Callable[[Fields], pb.RescheduleRequest], what: str, by: dict[str, Schema], most: int
+) -> HttpForm:
+    """Return the form of moves of at most `most` listed timers, with the field that names each."""
+    move = object_schema(f"{what}Move", by | TIME_SCHEMA, optional=TIME_SCHEMA)
+    return HttpForm(
+        request=request,
+        answer=_reschedule_list_answer,
+        body=object_schema(f"Reschedule{what}sBody", {"timers": list_schema(move, most)}),
+        answered=_RESCHEDULED_LIST,
+        bytes_max=LARGE_BYTES_MAX,
+        field_in_json=lambda request, name: field_of_row(name, _targets(request), TIMERS),
+    )
 
 
 FORMS: Final[Mapping[str, HttpForm]] = {
@@ -344,15 +373,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         bytes_max=LARGE_BYTES_MAX,
         field_in_json=lambda request, name: field_of_row(name, _targets(request), KEYS),
     ),
-    "CancelTimersByFilter": HttpForm(
-        request=_cancel_filter,
-        answer=lambda _, answer: {
-            "cancelled": answer.cancelled,
-            "next_page_token": token_text(answer.next_page_token),
-        },
-        body=object_schema("CancelFilterBody", _FILTER, optional=_FILTER),
-        answered=_count_schema("cancelled"),
-    ),
+    "CancelTimersByFilter": _filter_form(_cancel_filter, "CancelFilterBody", _FILTER, "cancelled"),
     "RescheduleTimer": HttpForm(
         request=lambda fields: pb.RescheduleRequest(timer_ids=raw_id(fields), **_times(fields)),  # type: ignore[arg-type]
         answer=_reschedule_answer,
@@ -365,46 +386,10 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         body=_TIME,
         answered=_RESCHEDULED,
     ),
-    "RescheduleTimers": HttpForm(
-        request=_reschedule_ids,
-        answer=_reschedule_filter_answer,
-        body=object_schema(
-            "RescheduleTimersBody",
-            {
-                "timers": list_schema(
-                    object_schema("TimerMove", {"id": ID, **TIME_SCHEMA}, optional=TIME_SCHEMA),
-                    IDS_MAX,
-                )
-            },
-        ),
-        answered=_RESCHEDULED_LIST,
-        bytes_max=LARGE_BYTES_MAX,
-        field_in_json=lambda request, name: field_of_row(name, _targets(request), TIMERS),
-    ),
-    "RescheduleTimersByKey": HttpForm(
-        request=_reschedule_keys,
-        answer=_reschedule_filter_answer,
-        body=object_schema(
-            "RescheduleKeysBody",
-            {
-                "timers": list_schema(
-                    object_schema("KeyMove", {"key": TEXT, **TIME_SCHEMA}, optional=TIME_SCHEMA),
-                    KEYS_MAX,
-                )
-            },
-        ),
-        answered=_RESCHEDULED_LIST,
-        bytes_max=LARGE_BYTES_MAX,
-        field_in_json=lambda request, name: field_of_row(name, _targets(request), TIMERS),
-    ),
-    "RescheduleTimersByFilter": HttpForm(
-        request=_reschedule_filter,
-        answer=lambda _, answer: {
-            "rescheduled": answer.rescheduled,
-            "next_page_token": token_text(answer.next_page_token),
-        },
-        body=object_schema("RescheduleFilterBody", _MOVING_FILTER, optional=_MOVING_FILTER),
-        answered=_count_schema("rescheduled"),
+    "RescheduleTimers": _list_move_form(_reschedule_ids, "Timer", {"id": ID}, IDS_MAX),
+    "RescheduleTimersByKey": _list_move_form(_reschedule_keys, "Key", {"key": TEXT}, KEYS_MAX),
+    "RescheduleTimersByFilter": _filter_form(
+        _reschedule_filter, "RescheduleFilterBody", _MOVING_FILTER, "rescheduled"
     ),
 }
 """Name of an operation -> its form."""
