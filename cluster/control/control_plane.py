@@ -281,10 +281,6 @@ class ControlPlane:
         """The name of the controller. None: this node knows none."""
         return self._view.leader
 
-    def report_now(self) -> None:
-        """Send a report at once, after a change that matters."""
-        self._make_report()
-
     async def publish_checkpoint(
         self,
         checkpoint: SharedCheckpoint,
@@ -377,10 +373,10 @@ class ControlPlane:
     def _report_in_time(self) -> None:
         """Make a report if one is due. Slightly early is better than a whole message late."""
         if self._clock() - self._reported_at_ms >= REPORT_EVERY_MS - 10:
-            self._make_report()
+            self.report_now()
 
-    def _make_report(self) -> None:
-        """Send this node's report to the controller."""
+    def report_now(self) -> None:
+        """Send this node's report to the controller: it is due, or a change matters."""
         if self._stopping:
             return
         report = self._report()
@@ -534,7 +530,7 @@ class ControlPlane:
             self._step(RaftLeadership(self._view.leads))
         if self._view.leader != view_before.leader or self._view.leads != view_before.leads:
             self._reported = None  # a new controller has no report of this node
-            self._make_report()
+            self.report_now()
         for entry in applied:
             self._settle(
                 entry.nonce, CommandOutcome.OK if entry.accepted else CommandOutcome.FAILED
@@ -565,7 +561,7 @@ class ControlPlane:
                     self._on_answer(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
         elif peer == self.controller_name:
             self._reported = None
-            self._make_report()
+            self.report_now()
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
         """Note a release. A new stream of a peer begins with it; voters come after it."""

@@ -687,7 +687,7 @@ async def test_reports_leave_with_messages_of_raft_and_none_without(tmp_path: Pa
         plane._reported_at_ms = MonoMs(now.ms)
 
     double: Any = plane
-    double._clock, double._make_report = lambda: MonoMs(now.ms), make_report
+    double._clock, double.report_now = lambda: MonoMs(now.ms), make_report
     for now.ms in (1_000, 1_050, 1_095, 1_100, 1_200):
         plane._link._before_raft()
     assert made == [1_000, 1_095, 1_200]
