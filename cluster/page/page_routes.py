@@ -44,13 +44,13 @@ The page loads nothing from elsewhere, and runs no script but its own: CONTENT_P
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from cluster.api.topic_filter import TopicFilter, filter_of_observer
+from cluster.api.topic_filter import filter_of_observer
+from cluster.page.page_data import PageData
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer, with_known_parameters
 from cluster.rpc.http_api import IDENTITY, RULES, HttpApi, context_of
-from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import PAGE_READERS
 
 CONTENT_POLICY: Final = (
@@ -73,30 +73,10 @@ _FILES: Final = {
 }
 
 
-class Answers(Protocol):
-    """The answers behind the paths: `PageData`."""
-
-    async def overview(self) -> Mapping[str, Any]:
-        """Return `/v1/overview`."""
-
-    async def topics(
-        self, *, prefix: str, after: str, size: str, shown: TopicFilter | None
-    ) -> Mapping[str, Any]:
-        """Return `/v1/topics`. `shown`: of these topics; None: of all."""
-
-    async def timer(
-        self, *, timer_id: str, topic: str, key: str, context: HttpContext
-    ) -> Mapping[str, Any]:
-        """Return `/v1/timer`. `context`: of the caller."""
-
-    async def close(self) -> None:
-        """End all work."""
-
-
 class StatusPages:
     """The page and its JSON, see the module, and the API. One `HttpServer` serves the routes."""
 
-    def __init__(self, answers: Answers, api: HttpApi | None = None) -> None:
+    def __init__(self, answers: PageData, api: HttpApi | None = None) -> None:
         """`api`: the RPC routes under /v1. None: without them."""
         self._answers, self._api = answers, api
 

@@ -5,7 +5,7 @@ import gc
 import json
 import re
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ PATHS: Final = ("/", "/page/status_page.css", "/page/status_page.js")
 HOSTILE: Final = '<script>alert(1)</script>"&'
 
 
-class FakeAnswers:
+class FakeAnswers(PageData):
     """Answers that the test sets; the last question is kept."""
 
     def __init__(self) -> None:
@@ -50,19 +50,19 @@ class FakeAnswers:
         self.failure: EngineError | None = None
         self.closed = False
 
-    async def overview(self) -> Mapping[str, Any]:
+    async def overview(self) -> dict[str, Any]:
         return self._answer()
 
-    async def topics(self, **fields: Any) -> Mapping[str, Any]:
+    async def topics(self, **fields: Any) -> dict[str, Any]:
         return self._answer(**fields)
 
-    async def timer(self, **fields: Any) -> Mapping[str, Any]:
+    async def timer(self, **fields: Any) -> dict[str, Any]:
         return self._answer(**fields)
 
     async def close(self) -> None:
         self.closed = True
 
-    def _answer(self, **fields: Any) -> Mapping[str, Any]:
+    def _answer(self, **fields: Any) -> dict[str, Any]:
         self.asked = fields
         if self.failure:
             raise self.failure
