@@ -17,9 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from cluster.api.log_shipping import LogShipping
+from cluster.state.host import Host
 from replication.shell.send_rate import SendRate
 from timer.files.disk import Disk
 from timer.model.timer_errors import (
@@ -44,25 +45,6 @@ POLL_S: Final = 0.05
 SWEEP_S: Final = 5.0
 
 
-class BackupSource(Protocol):
-    """The state of a node, as a backup needs it."""
-
-    @property
-    def applied_index(self) -> LogIndex:
-        """The last applied entry."""
-
-    @property
-    def manifest_index(self) -> LogIndex:
-        """Index of the newest manifest. 0: there is none."""
-
-    @property
-    def is_low(self) -> bool:
-        """Whether the disk has little room."""
-
-    async def flush(self) -> None:
-        """Write a manifest; nothing if one is being written."""
-
-
 @dataclass(eq=False, slots=True)
 class _OpenBackup:
     directory: Path
@@ -80,7 +62,7 @@ class BackupDesk:
         disk: Disk,
         state: Path,
         directory: Path,
-        source: BackupSource,
+        host: Host,
         *,
         log: LogShipping,
         replica_id: ReplicaId,
@@ -100,7 +82,7 @@ class BackupDesk:
         self.replica_id: Final = replica_id
         self.completed_ms = UnixMs(0)
         """When the last complete backup ended, since the start; 0: none did."""
-        self._disk, self._state, self._source = disk, state, source
+        self._disk, self._state, self._host = disk, state, host
         self._mono_ms, self._wall_ms = mono_ms, wall_ms
         self._damaged, self._fatal = on_damage, fatal
         self._pace = SendRate(bytes_per_s)
@@ -122,7 +104,7 @@ class BackupDesk:
             raise InvalidRequestError("backup_id", 0, "must be a random number, not 0")
         backup = self._open.get(backup_id)
         if backup is None:
-            if self._source.is_low:
+            if self._host.is_low:
                 raise NotReadyError("the node's disk has little free space: use another node")
             if not self._free:
                 raise NotReadyError(
@@ -142,16 +124,16 @@ class BackupDesk:
         return snapshot
 
     async def _pin(self, directory: Path, min_index: LogIndex) -> Snapshot:
-        source, until_ms = self._source, self._mono_ms() + WAIT_MS
+        host, until_ms = self._host, self._mono_ms() + WAIT_MS
         wanted = max(min_index, LogIndex(1))
-        while source.manifest_index < wanted:
+        while host.manifest_index < wanted:
             if self._mono_ms() > until_ms:
                 raise NotReadyError(
                     f"min_index = {wanted}: the newest state on this node's disk is at index"
-                    f" {source.manifest_index}; applied: {source.applied_index}"
+                    f" {host.manifest_index}; applied: {host.applied_index}"
                 )
-            if source.applied_index >= wanted:
-                await source.flush()
+            if host.applied_index >= wanted:
+                await host.flush()
             await asyncio.sleep(POLL_S)
         try:
             return await asyncio.to_thread(pin, self._disk, self._state, directory)

@@ -8,9 +8,10 @@ was away for longer finds its next entry missing, and begins with a new backup.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from timer.entries.entry_frame import frames
+from timer.files.log import Log
 from timer.model.timer_errors import (
     CorruptFileError,
     FileDamage,
@@ -26,24 +27,6 @@ ASKERS_MAX: Final = 16
 """Shippers that are remembered."""
 CHUNK_SIZE: Final = 1 << 20
 """Bytes of one fetch, at most, except if one entry alone is larger."""
-
-
-class LogSource(Protocol):
-    """The log of a node. Safe on any thread."""
-
-    @property
-    def first_index(self) -> LogIndex:
-        """The first entry that is kept."""
-
-    @property
-    def last_index(self) -> LogIndex:
-        """The last entry."""
-
-    def epoch_at(self, index: LogIndex) -> Epoch | None:
-        """Return the epoch of an entry; None if neither it nor the next one is in the log."""
-
-    def read(self, first: LogIndex, max_bytes: int, last: LogIndex | None) -> list[memoryview]:
-        """Return whole frames from entry `first` on; empty: it is not in the log (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,7 @@ class LogShipping:
 
     def __init__(
         self,
-        log: LogSource,
+        log: Log,
         *,
         applied: Callable[[], LogIndex],
         mono_ms: Callable[[], MonoMs],

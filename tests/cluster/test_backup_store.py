@@ -40,6 +40,7 @@ from cluster.backup.restoration import STAGE, receive
 from cluster.backup.store_care import damages_of, prune
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
+from cluster.state.host import Host
 from replication.core.log_recovery import recover as shape_of
 from replication.core.promise import PromiseFile
 from tests.cluster.backups import DISK, OneNode, backed_up, plan_of, restored
@@ -538,7 +539,7 @@ def desk_of(
         disk,
         node.state,
         node.state.parent / "backups",
-        source,
+        cast("Host", source),
         log=cast("LogShipping", None),
         replica_id=ReplicaId(7),
         bytes_per_s=1 << 30,
