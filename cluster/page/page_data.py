@@ -21,7 +21,7 @@ from cluster.page.due_histogram import BUCKETS_S, DueCounts, DueHistogram
 from cluster.page.leader_figures import Figures, LeaderAnswer, LeaderFigures
 from cluster.page.measurement import Measurement
 from cluster.page.timer_lookup import TimerLookup
-from cluster.page.worst_lags import WorstLags
+from cluster.page.worst_lags import worst_lags
 from cluster.rpc.http_call import HttpContext
 from cluster.state.host import Host
 from timer.model.timer_errors import InvalidRequestError
@@ -73,7 +73,7 @@ class PageData:
             cost_ms=lambda due, took_ms: due.cpu_ms,
         )
         self._lags = Measurement(
-            WorstLags(host, view.late).measure,
+            partial(worst_lags, host, view.late),
             mono_ms,
             every_ms=COUNT_EVERY_MS,
             cost_ms=lambda lags, took_ms: took_ms,

@@ -87,31 +87,21 @@ def _quote(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-class _NoDebug(logging.Filter):
-    """Leaves out records of the level `debug`: gRPC logs one line for each channel and stream."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
-        return record.levelno > logging.DEBUG
-
-
-class _PeersFault(logging.Filter):
-    """Shortens errors of the other side that gRPC or aiohttp log as ours, with a traceback.
+def _shorten_peers_fault(record: logging.LogRecord) -> bool:
+    """Shorten an error of the other side that gRPC or aiohttp log as ours, with a traceback.
 
     Clients that disconnect, cancel a call as it begins, or send malformed messages must not fill
-    the log with tracebacks. Such a record becomes one line of level INFO.
+    the log with tracebacks. Such a record becomes one line of level INFO. Returns True: it is
+    logged.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return True; the record may have been changed."""
-        kind = record.exc_info[0] if record.exc_info else None
-        if kind is not None and (
-            kind.__name__ in _PEERS_FAULTS or kind.__module__.startswith("aiohttp.")
-        ):
-            record.levelno, record.levelname = logging.INFO, "INFO"
-            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}", None  # type: ignore[index]
-            record.exc_info = record.exc_text = None
-        return True
+    kind = record.exc_info[0] if record.exc_info else None
+    if kind is not None and (
+        kind.__name__ in _PEERS_FAULTS or kind.__module__.startswith("aiohttp.")
+    ):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}", None  # type: ignore[index]
+        record.exc_info = record.exc_text = None
+    return True
 
 
 class _Flood(logging.Filter):
@@ -184,6 +174,7 @@ def setup_logs(
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
     for each in (_GRPC, _HTTP):
-        logging.getLogger(each).addFilter(_PeersFault())
-    logging.getLogger(_GRPC).addFilter(_NoDebug())
+        logging.getLogger(each).addFilter(_shorten_peers_fault)
+    # gRPC logs one line of the level `debug` for each channel and stream.
+    logging.getLogger(_GRPC).addFilter(lambda record: record.levelno > logging.DEBUG)
     return handler

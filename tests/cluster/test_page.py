@@ -26,7 +26,7 @@ from cluster.observe.metrics import Levels, Telemetry
 from cluster.page.measurement import REST, Measurement
 from cluster.page.page_data import PEER_EVERY_MS, PageData
 from cluster.page.page_routes import CONTENT_POLICY, StatusPages
-from cluster.page.worst_lags import WORST_MAX, WorstLags
+from cluster.page.worst_lags import WORST_MAX, worst_lags
 from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
 from tests.cluster.http_document import FakeNode
@@ -311,7 +311,7 @@ async def test_dead_letters_which_wait_for_days_leave_places_for_other_groups(
         now=lambda: SimpleNamespace(clock_ms=0),
         totals=SimpleNamespace(unacked_topics=lambda: ()),
     )
-    found = await WorstLags(host, late).measure()
+    found = await worst_lags(host, late)
     assert found is not None
     names = [each["group"] for each in found["groups"]]
     assert names == ["g", *[dead_letters.GROUP] * WORST_MAX]
