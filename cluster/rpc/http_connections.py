@@ -60,11 +60,12 @@ class HttpConnection:
     """A request of it is under way."""
     answer_bytes: int = 0
     """Of the answer under way."""
+    piece_bytes: int = 0
+    """Of the last piece of a stream."""
     full_since_s: float | None = None
     """Monotonic time of the first look that found a full buffer or a closing transport."""
     late_bytes: int = 0
-    """Of the answer under way at `full_since_s`, of those that began since, and of the pieces of a
-    stream since."""
+    """Of the answer and the piece under way at `full_since_s`, and of those that began since."""
     is_aborted: bool = False
     """Its socket closes in the next turn of the event loop."""
 
@@ -84,7 +85,7 @@ class HttpConnection:
             self.full_since_s = None
             return False
         if self.full_since_s is None:
-            self.full_since_s, self.late_bytes = now_s, self.answer_bytes
+            self.full_since_s, self.late_bytes = now_s, self.answer_bytes + self.piece_bytes
         return now_s - self.full_since_s > WAIT_S + self.late_bytes / PACE
 
 
@@ -136,7 +137,7 @@ class HttpConnections:
         if self._busy >= self._busy_max and request.path not in PROBES:
             return await self._answer(request, self._refuse)
         _CURRENT.set(connection)
-        connection.is_busy = True
+        connection.is_busy, connection.piece_bytes = True, 0
         self._busy += 1
         try:
             return await self._answer(request, handler)
@@ -218,6 +219,7 @@ def count_piece(size: int) -> None:
     It is called for each piece of an answer whose length is not known.
     """
     if (connection := _CURRENT.get()) is not None:
+        connection.piece_bytes = size
         connection.late_bytes += size
 
 

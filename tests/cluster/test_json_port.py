@@ -22,6 +22,7 @@ from cluster.rpc import http_connections, json_bodies, timer_stream
 from cluster.rpc.http import HttpServer
 from cluster.rpc.http_api import IDEMPOTENCY_KEY, IDENTITY, HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.http_connections import HttpConnection, HttpConnections
 from cluster.rpc.http_routes import RPC_ROUTES
 from cluster.rpc.problem_details import ProblemError
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
@@ -326,22 +327,28 @@ async def test_lines_of_a_stream_take_turns_with_other_work() -> None:
 async def test_client_that_reads_a_stream_slowly_stays_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connections, "WAIT_S", 0.05)
-    monkeypatch.setattr(http_connections, "PACE", 1 << 10)
-    monkeypatch.setattr(http_connections, "CHECK_INTERVAL_S", 0.01)
+    accepted: list[HttpConnection] = []
+    begin = HttpConnections.begin
+
+    def note(connections: HttpConnections, *args: Any) -> HttpConnection:
+        accepted.append(begin(connections, *args))
+        return accepted[-1]
+
+    monkeypatch.setattr(HttpConnections, "begin", note)
     count = 3_000
-    async with served(Calls(answered=count), buffer_bytes=4_096) as at:
-        host, _, number = at.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(number), limit=4_096)
-        head = f"POST {AT}/stream HTTP/1.0\r\nHost: {host}\r\nContent-Type: application/x-ndjson"
-        writer.write(f"{head}\r\nContent-Length: {count * len(LINE)}\r\n\r\n".encode())
-        writer.write((count * LINE).encode())
-        seen = b""
-        while piece := await reader.read(8_192):
-            seen += piece
-            await asyncio.sleep(0.02)
-        writer.close()
-    assert seen.count(b"SCHEDULED") == count
+    async with served(Calls(answered=count)) as at, aiohttp.ClientSession() as session:
+        async with session.post(f"{at}{AT}/stream", data=count * LINE, headers=NDJSON) as answer:
+            text = await answer.read()
+        [connection] = accepted
+        assert text.count(b"SCHEDULED") == count
+        assert connection.late_bytes > 50 * count
+    now_s = 1_000.0
+    assert not connection.is_late(now_s, full=True)
+    part = connection.late_bytes
+    assert 0 < part < len(text), "the piece that filled the buffer"
+    enough_s = http_connections.WAIT_S + part / http_connections.PACE
+    assert not connection.is_late(now_s + enough_s - 0.1, full=True)
+    assert connection.is_late(now_s + enough_s + 0.1, full=True)
 
 
 @pytest.mark.parametrize("path", [AT, f"{AT}/stream"])
