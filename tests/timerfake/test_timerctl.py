@@ -240,7 +240,7 @@ def test_topic_that_is_made_while_its_namespace_is_deleted_goes_too(
         gone = await delete(calls, topic)
         if names:
             other = pb.CreateTopicRequest(topic=names.pop())
-            await calls._call(lambda node, left_s: node.admin.CreateTopic(other, timeout=left_s))
+            await calls._call(lambda node: node.admin.CreateTopic, other)
         return gone
 
     monkeypatch.setattr(TopicCalls, "delete_topic", meanwhile)

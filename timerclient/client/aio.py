@@ -471,9 +471,7 @@ class AsyncTimerClient(SeriesCalls):
             )
             return RANK_MAX if local or leads else answer.epoch
 
-        return await self._anywhere(
-            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s), rank=rank
-        )
+        return await self._anywhere(lambda node: node.admin.GetStatus, request, rank=rank)
 
     async def checkpoint(
         self, *, local: bool = False, at_index: int = 0
@@ -494,9 +492,7 @@ class AsyncTimerClient(SeriesCalls):
             leads = any(node.role == "leader" for node in up)
             return RANK_MAX if local or (leads and 2 * len(up) > len(answer.nodes)) else len(up)
 
-        return await self._anywhere(
-            lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s), rank=rank
-        )
+        return await self._anywhere(lambda node: node.admin.GetCheckpoint, request, rank=rank)
 
     async def topics(self) -> list[pb.TopicStatus]:
         """Return the topics that the caller may see, with groups, by name, from the leader."""
@@ -506,9 +502,7 @@ class AsyncTimerClient(SeriesCalls):
         """Create a topic if it does not exist; return its id."""
         rows.utf8("topic", topic)
         request = pb.CreateTopicRequest(topic=topic)
-        answer = await self._call(
-            lambda node, left_s: node.admin.CreateTopic(request, timeout=left_s)
-        )
+        answer = await self._call(lambda node: node.admin.CreateTopic, request)
         return answer.topic_id
 
     async def transfer(self, target: str = "") -> bool:
@@ -522,8 +516,7 @@ class AsyncTimerClient(SeriesCalls):
         rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
         answer = await self._call(
-            lambda node, left_s: node.admin.TransferLeadership(request, timeout=left_s),
-            repeatable=False,
+            lambda node: node.admin.TransferLeadership, request, repeatable=False
         )
         return not answer.unchanged
 
@@ -541,9 +534,7 @@ class AsyncTimerClient(SeriesCalls):
             leads = any((one.name, one.role) == (answer.leader, "leader") for one in voters)
             return RANK_MAX if leads and 2 * up > len(voters) else answer.epoch
 
-        return await self._anywhere(
-            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s), rank=rank
-        )
+        return await self._anywhere(lambda node: node.admin.ListMembers, request, rank=rank)
 
     async def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
         """Make a learner a voter (`add`, `replace`), or a voter a learner (`remove`).
@@ -554,9 +545,7 @@ class AsyncTimerClient(SeriesCalls):
         """
         rows.utf8("name", name)
         request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
-        answer = await self._call(
-            lambda node, left_s: node.admin.ChangeMembers(request, timeout=left_s), repeatable=False
-        )
+        answer = await self._call(lambda node: node.admin.ChangeMembers, request, repeatable=False)
         return as_type(pb.ListMembersResponse, answer)
 
     async def describe_policies(
@@ -568,9 +557,7 @@ class AsyncTimerClient(SeriesCalls):
             NotFound: There is no such topic.
         """
         request = pb.DescribePoliciesRequest(scope=policy_fields.scope(namespace, topic))
-        return await self._call(
-            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)
-        )
+        return await self._call(lambda node: node.admin.DescribePolicies, request)
 
     async def alter_policies(
         self,
@@ -600,9 +587,7 @@ class AsyncTimerClient(SeriesCalls):
         policy = policy_fields.policy_of(fields)
         names = rows.texts("unset", unset)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=names)
-        answer = await self._call(
-            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s), repeatable=False
-        )
+        answer = await self._call(lambda node: node.admin.AlterPolicies, request, repeatable=False)
         return as_type(pb.DescribePoliciesResponse, answer)
 
     # ---- life

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal, TypedDict, Unpack
 
 from timerclient.client.timer_calls import Seconds, TimerCalls, counting_done
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.pending_timers import Redriven
-from timerclient.values.errors import InvalidRequest, NotFound
+from timerclient.values.errors import InvalidRequest
 from timerclient.values.same_fields import as_type
 from timerclient.values.wire_errors import from_wire
 
@@ -97,9 +98,7 @@ class GroupCalls(TimerCalls):
             start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
-        answer = await self._call(
-            lambda node, left_s: node.admin.CreateGroup(request, timeout=left_s)
-        )
+        answer = await self._call(lambda node: node.admin.CreateGroup, request)
         return as_type(pb.GroupStatus, answer)
 
     async def alter_group(
@@ -116,9 +115,7 @@ class GroupCalls(TimerCalls):
             group=rows.utf8("group", group).decode(),
             settings=encode_options(options),
         )
-        answer = await self._call(
-            lambda node, left_s: node.admin.AlterGroup(request, timeout=left_s)
-        )
+        answer = await self._call(lambda node: node.admin.AlterGroup, request)
         return as_type(pb.GroupStatus, answer)
 
     async def seek_group(
@@ -153,9 +150,7 @@ class GroupCalls(TimerCalls):
             request.time_ms = rows.instant_ms("time", time)
         else:
             request.start = rows.choice("start", start, STARTS)
-        answer = await self._call(
-            lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s)
-        )
+        answer = await self._call(lambda node: node.admin.SeekGroup, request)
         return as_type(pb.GroupStatus, answer)
 
     async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
@@ -172,15 +167,7 @@ class GroupCalls(TimerCalls):
         request = pb.DeleteGroupRequest(
             topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
         )
-        doubts: list[None] = []
-        try:
-            await self._call(
-                lambda node, left_s: node.admin.DeleteGroup(request, timeout=left_s),
-                on_doubt=lambda: doubts.append(None),
-            )
-        except NotFound:
-            if not doubts:  # else an earlier attempt has deleted it, and its answer was lost
-                raise
+        await self._delete(lambda node: node.admin.DeleteGroup, request)
 
     async def redrive(
         self, topic: str, max_messages: int | None = None, *, offsets: Iterable[int] | None = None
@@ -209,6 +196,7 @@ class GroupCalls(TimerCalls):
             rows.whole_number("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
+        note_doubt = partial(doubts.append, None)
         topics = Counter[str]()
         sent = homeless = fruitless = 0
         left = wanted = rows.UINT64_MAX
@@ -218,7 +206,12 @@ class GroupCalls(TimerCalls):
             size = min(wanted - sent, REDRIVE_MAX)
             request = pb.RedriveRequest(topic=name, max_messages=size)
             with counting_done(sent, sent):
-                answer = await self._redrive(request, doubts, repeatable=max_messages is None)
+                answer = await self._call(
+                    lambda node: node.admin.Redrive,
+                    request,
+                    repeatable=max_messages is None,
+                    on_doubt=note_doubt,
+                )
             sent += answer.redriven
             topics.update(answer.topics)
             homeless += answer.homeless
@@ -247,13 +240,16 @@ class GroupCalls(TimerCalls):
         left = sorted({rows.whole_number("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
+        note_doubt = partial(doubts.append, None)
         topics = Counter[str]()
         sent = homeless = leased = 0
         while left:
             some = left[:REDRIVE_MAX]
             request = pb.RedriveLettersRequest(topic=name, offsets=some)
             with counting_done(sent, sent):
-                answer = await self._redrive_some(request, doubts)
+                answer = await self._call(
+                    lambda node: node.admin.RedriveLetters, request, on_doubt=note_doubt
+                )
             sent += answer.redriven
             topics.update(answer.topics)
             if answer.HasField("error"):
@@ -269,20 +265,3 @@ class GroupCalls(TimerCalls):
         redriven = Redriven.of(sent, exact=not doubts)
         redriven.topics, redriven.homeless, redriven.leased = topics, homeless, leased
         return redriven
-
-    async def _redrive_some(
-        self, request: pb.RedriveLettersRequest, doubts: list[None]
-    ) -> pb.RedriveLettersResponse:
-        return await self._call(
-            lambda node, left_s: node.admin.RedriveLetters(request, timeout=left_s),
-            on_doubt=lambda: doubts.append(None),
-        )
-
-    async def _redrive(
-        self, request: pb.RedriveRequest, doubts: list[None], *, repeatable: bool
-    ) -> pb.RedriveResponse:
-        return await self._call(
-            lambda node, left_s: node.admin.Redrive(request, timeout=left_s),
-            repeatable=repeatable,
-            on_doubt=lambda: doubts.append(None),
-        )

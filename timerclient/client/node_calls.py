@@ -45,9 +45,7 @@ class OneNodeCalls(GroupCalls):
             logger=rows.utf8("logger", logger).decode(),
             level=rows.utf8("level", level).decode(),
         )
-        answer = await self._anywhere(
-            lambda at, left_s: at.admin.SetLogLevel(request, timeout=left_s), final=FINAL
-        )
+        answer = await self._anywhere(lambda at: at.admin.SetLogLevel, request, final=FINAL)
         return answer.before
 
     async def drain_node(
@@ -63,8 +61,7 @@ class OneNodeCalls(GroupCalls):
         """
         request = pb.DrainNodeRequest(node=node_name(node), undo=undo, holder=by)
         return await self._anywhere(
-            lambda at, left_s: at.admin.DrainNode(request, timeout=left_s),
-            final=(*FINAL, AlreadyExists),
+            lambda at: at.admin.DrainNode, request, final=(*FINAL, AlreadyExists)
         )
 
     async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
@@ -74,9 +71,7 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node.
         """
         request = pb.DumpStacksRequest(node=node_name(node))
-        return await self._anywhere(
-            lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.DumpStacks, request, final=FINAL)
 
     async def trace_hops(self, node: str, *, begin: bool = False) -> pb.TraceHopsResponse:
         """Begin the record of one node's hops, or end it and return its stamps.
@@ -87,9 +82,7 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node.
         """
         request = pb.TraceHopsRequest(node=node_name(node), begin=begin)
-        return await self._anywhere(
-            lambda at, left_s: at.admin.TraceHops(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.TraceHops, request, final=FINAL)
 
     async def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
         """Let a node look at its files of TLS at once; return the result for each file.
@@ -100,23 +93,17 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node.
         """
         request = pb.ReloadFilesRequest(node=node_name(node))
-        return await self._anywhere(
-            lambda at, left_s: at.admin.ReloadFiles(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.ReloadFiles, request, final=FINAL)
 
     async def begin_verification(self, node: str = "") -> pb.BeginVerificationResponse:
         """Let a node read all its files now; "": all nodes. A pass that runs is joined."""
         request = pb.BeginVerificationRequest(node=node_name(node))
-        return await self._anywhere(
-            lambda at, left_s: at.admin.BeginVerification(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.BeginVerification, request, final=FINAL)
 
     async def verification(self, node: str = "") -> pb.GetVerificationResponse:
         """Return a node's last pass over its files; "": all nodes', and if their states agree."""
         request = pb.GetVerificationRequest(node=node_name(node))
-        return await self._anywhere(
-            lambda at, left_s: at.admin.GetVerification(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.GetVerification, request, final=FINAL)
 
     async def open_backup(
         self, node: str, backup_id: int, *, min_index: int = 0
@@ -132,9 +119,7 @@ class OneNodeCalls(GroupCalls):
         request = pb.OpenBackupRequest(
             node=node_name(node), backup_id=backup_id, min_index=min_index
         )
-        return await self._anywhere(
-            lambda at, left_s: at.admin.OpenBackup(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.OpenBackup, request, final=FINAL)
 
     async def fetch_backup(self, node: str, backup_id: int, path: str, offset: int) -> bytes:
         """Return at most a mebibyte of a part of an open backup from a byte on; none after its end.
@@ -146,9 +131,7 @@ class OneNodeCalls(GroupCalls):
         request = pb.FetchBackupRequest(
             node=node_name(node), backup_id=backup_id, path=path, offset=offset
         )
-        answer = await self._anywhere(
-            lambda at, left_s: at.admin.FetchBackup(request, timeout=left_s), final=FINAL
-        )
+        answer = await self._anywhere(lambda at: at.admin.FetchBackup, request, final=FINAL)
         return answer.data
 
     async def fetch_log(
@@ -165,9 +148,7 @@ class OneNodeCalls(GroupCalls):
             stored_index=stored,
             shipper_id=shipper_id,
         )
-        return await self._anywhere(
-            lambda at, left_s: at.admin.FetchLog(request, timeout=left_s), final=FINAL
-        )
+        return await self._anywhere(lambda at: at.admin.FetchLog, request, final=FINAL)
 
     async def close_backup(self, node: str, backup_id: int, *, complete: bool = False) -> None:
         """Unpin a backup; no effect if it is not open. `complete`: the store has all its parts.
@@ -178,6 +159,4 @@ class OneNodeCalls(GroupCalls):
         request = pb.CloseBackupRequest(
             node=node_name(node), backup_id=backup_id, complete=complete
         )
-        await self._anywhere(
-            lambda at, left_s: at.admin.CloseBackup(request, timeout=left_s), final=FINAL
-        )
+        await self._anywhere(lambda at: at.admin.CloseBackup, request, final=FINAL)

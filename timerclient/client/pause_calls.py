@@ -51,7 +51,5 @@ class PauseCalls(OneNodeCalls):
         request = pb.AlterPoliciesRequest(
             scope=scope, set=policy_fields.policy_of(fields), existing=True
         )
-        answer = await self._call(
-            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s), repeatable=False
-        )
+        answer = await self._call(lambda node: node.admin.AlterPolicies, request, repeatable=False)
         return as_type(pb.DescribePoliciesResponse, answer)

@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeVar, Unpack
+from typing import Unpack
 
-from timerclient.client.timer_calls import Seconds
+from timerclient.client.timer_calls import Q, Rpc, Seconds, T
 from timerclient.client.topic_calls import TopicCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows, series_fields
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
-from timerclient.streams.nodes import Method
 from timerclient.values.codecs import NO_VALUE, Payload
-from timerclient.values.errors import InvalidRequest, NotFound
-
-T = TypeVar("T")
+from timerclient.values.errors import InvalidRequest
 
 
 class SeriesCalls(TopicCalls):
@@ -57,9 +54,7 @@ class SeriesCalls(TopicCalls):
             fields=fields,
             alter=rows.choice("on_conflict", on_conflict, series_fields.CONFLICTS),
         )
-        answer = await self._series_call(
-            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s), timeout
-        )
+        answer = await self._series_call(lambda node: node.timers.CreateSeries, request, timeout)
         return series_fields.series_of(answer.series)
 
     async def preview_series(
@@ -81,9 +76,7 @@ class SeriesCalls(TopicCalls):
             fields=series_fields.fields_of(options),
             preview=rows.whole_number("count", count, 1, 100),
         )
-        answer = await self._series_call(
-            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s), timeout
-        )
+        answer = await self._series_call(lambda node: node.timers.CreateSeries, request, timeout)
         return [rows.moment_of(each) for each in answer.next_ms]
 
     async def alter_series(
@@ -156,16 +149,7 @@ class SeriesCalls(TopicCalls):
             NotFound: There is no such topic or series.
         """
         request = pb.DeleteSeriesRequest(topic=rows.name("topic", topic), key=rows.name("key", key))
-        doubts: list[None] = []
-        try:
-            await self._call(
-                lambda node, left_s: node.timers.DeleteSeries(request, timeout=left_s),
-                timeout,
-                on_doubt=lambda: doubts.append(None),
-            )
-        except NotFound:
-            if not doubts:  # else an earlier attempt has deleted it
-                raise
+        await self._delete(lambda node: node.timers.DeleteSeries, request, timeout)
 
     async def get_series(
         self,
@@ -219,9 +203,7 @@ class SeriesCalls(TopicCalls):
         found: list[Series] = []
         request = pb.ListSeriesRequest(topic=rows.utf8("topic", topic).decode(), page_size=1_000)
         while True:
-            answer = await self._series_call(
-                lambda node, left_s: node.timers.ListSeries(request, timeout=left_s), timeout
-            )
+            answer = await self._series_call(lambda node: node.timers.ListSeries, request, timeout)
             found += map(series_fields.series_of, answer.series)
             if not answer.more:
                 return found
@@ -237,9 +219,7 @@ class SeriesCalls(TopicCalls):
         request = pb.GetSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), next_times=times
         )
-        return await self._series_call(
-            lambda node, left_s: node.timers.GetSeries(request, timeout=left_s), timeout
-        )
+        return await self._series_call(lambda node: node.timers.GetSeries, request, timeout)
 
     async def _alter(
         self,
@@ -251,18 +231,17 @@ class SeriesCalls(TopicCalls):
         request = pb.AlterSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
         )
-        answer = await self._series_call(
-            lambda node, left_s: node.timers.AlterSeries(request, timeout=left_s), timeout
-        )
+        answer = await self._series_call(lambda node: node.timers.AlterSeries, request, timeout)
         return series_fields.series_of(answer.series)
 
     async def _series_call(
         self,
-        method: Method[T],
+        rpc: Rpc[Q, T],
+        request: Q,
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> T:
         """Call the leader; all of these calls may be repeated."""
         try:
-            return await self._call(method, timeout)
+            return await self._call(rpc, request, timeout)
         except InvalidRequest as error:
             raise series_fields.as_given(error) from None

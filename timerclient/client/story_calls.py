@@ -47,7 +47,7 @@ class QueryCalls(PauseCalls):
                     story.end.CopyFrom(answer.end)
             return story
 
-        return await self._call(read, timeout)
+        return await self.nodes().call(read, within_s=self.within_s(timeout))
 
     async def describe_topic(self, topic: str) -> pb.TopicStatus:
         """Return a topic with its groups, their lag, and the lateness of firing and delivery.
@@ -56,9 +56,7 @@ class QueryCalls(PauseCalls):
             NotFound: There is no such topic.
         """
         request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
-        answer = await self._call(
-            lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
-        )
+        answer = await self._call(lambda node: node.admin.ListTopics, request)
         return answer.topics[0]
 
     async def peek(
@@ -89,9 +87,7 @@ class QueryCalls(PauseCalls):
             max_messages=rows.whole_number("max_messages", max_messages, 1, PEEK_MAX),
             from_offset=rows.whole_number("from_offset", from_offset, 0, rows.UINT64_MAX),
         )
-        answer = await self._call(
-            lambda node, left_s: node.consuming.Peek(request, timeout=left_s), timeout
-        )
+        answer = await self._call(lambda node: node.consuming.Peek, request, timeout)
         return peeked_of(answer)
 
     async def read_messages(
@@ -131,9 +127,7 @@ class QueryCalls(PauseCalls):
         if end_offset is not None:
             least = max(from_offset, 1)  # on the wire, 0 is no limit
             request.end_offset = rows.whole_number("end_offset", end_offset, least, rows.UINT64_MAX)
-        answer = await self._call(
-            lambda node, left_s: node.consuming.ReadMessages(request, timeout=left_s), timeout
-        )
+        answer = await self._call(lambda node: node.consuming.ReadMessages, request, timeout)
         return page_of(answer)
 
     async def producers(self) -> list[pb.ProducerStatus]:
@@ -141,7 +135,7 @@ class QueryCalls(PauseCalls):
         found: list[pb.ProducerStatus] = []
         request = pb.ListProducersRequest(page_size=1_000)
         while True:
-            answer = await self._producers(request)
+            answer = await self._call(lambda node: node.admin.ListProducers, request)
             found += answer.producers
             if not answer.next_after:
                 return found
@@ -154,10 +148,6 @@ class QueryCalls(PauseCalls):
             UnknownProducer: There is no such producer, or it has expired.
         """
         name = rows.whole_number("producer", producer, 1, rows.UINT64_MAX)
-        answer = await self._producers(pb.ListProducersRequest(producer=name))
+        request = pb.ListProducersRequest(producer=name)
+        answer = await self._call(lambda node: node.admin.ListProducers, request)
         return answer.producers[0]
-
-    async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
-        return await self._call(
-            lambda node, left_s: node.admin.ListProducers(request, timeout=left_s)
-        )

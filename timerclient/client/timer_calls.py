@@ -16,18 +16,24 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
+import grpc
+
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers, rows
 from timerclient.rows.pending_timers import Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.rows.rows import DueTime, WhenMany
 from timerclient.rows.scheduled_timers import Timer, Timers
-from timerclient.streams.nodes import RANK_MAX, Method, Nodes
+from timerclient.streams.node_channel import NodeChannel
+from timerclient.streams.nodes import RANK_MAX, Nodes
 from timerclient.streams.shared_calls import R, Send, SharedCalls
 from timerclient.values import ids
-from timerclient.values.errors import InvalidRequest, TimerError, as_unknown
+from timerclient.values.errors import InvalidRequest, NotFound, TimerError, as_unknown
 from timerclient.values.results import CancelResult
 
+Q = TypeVar("Q")
 T = TypeVar("T")
+Rpc = Callable[[NodeChannel], grpc.aio.UnaryUnaryMultiCallable[Q, T]]
+"""A unary method of the contract, on the channel to a node."""
 
 CANCEL_IDS_MAX: Final = 1_000
 """Ids in one request; the server's limit is 1,024."""
@@ -94,18 +100,6 @@ def check_no_timer(timer: TimerLike | None) -> None:
         raise InvalidRequest.of(
             "timer", rows.kind_of(timer), "give a timer or its id, or topic and key, not both"
         )
-
-
-def cancel_method(request: pb.CancelRequest) -> Method[pb.CancelResponse]:
-    """Return the method that sends a cancel to a node."""
-    return lambda node, left_s: node.timers.Cancel(request, timeout=left_s)
-
-
-def reschedule_method(
-    request: pb.RescheduleRequest,
-) -> Method[pb.RescheduleResponse]:
-    """Return the method that sends a reschedule to a node."""
-    return lambda node, left_s: node.timers.Reschedule(request, timeout=left_s)
 
 
 def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
@@ -205,7 +199,7 @@ class TimerCalls:
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
             with counting_done(results, len(results)):
-                answer = await self._call(cancel_method(request), timeout)
+                answer = await self._call(lambda node: node.timers.Cancel, request, timeout)
             results += pending_timers.cancel_outcomes(answer)
         return results
 
@@ -228,7 +222,9 @@ class TimerCalls:
             request = pb.CancelRequest(keys=some)
             some_at = range(start, start + pending_timers.CHANGES_MAX)
             with counting_done(results, len(results)), naming_place(some_at):
-                answer = await self._call(cancel_method(request), timeout, repeatable=False)
+                answer = await self._call(
+                    lambda node: node.timers.Cancel, request, timeout, repeatable=False
+                )
             results += [CancelResult(result) for result in answer.results]
         return results
 
@@ -251,7 +247,7 @@ class TimerCalls:
         """
         request = pb.CancelRequest(filter=pending_timers.filter_of(topic, where))
         return await self._page_by_page(
-            request, cancel_method(request), lambda answer: answer.cancelled, timeout
+            lambda node: node.timers.Cancel, request, lambda answer: answer.cancelled, timeout
         )
 
     async def reschedule(
@@ -301,7 +297,9 @@ class TimerCalls:
     ) -> list[Rescheduled | None]:
         request = make_request([target for target, _ in moves])
         set_times(request, {way: [ms for _, ms in moves]})
-        answer = await self._call(reschedule_method(request), within_s, repeatable=False)
+        answer = await self._call(
+            lambda node: node.timers.Reschedule, request, within_s, repeatable=False
+        )
         return pending_timers.reschedule_outcomes(answer)
 
     async def reschedule_batch(
@@ -348,7 +346,7 @@ class TimerCalls:
         request = pb.RescheduleRequest(filter=pending_timers.filter_of(topic, where))
         set_times(request, pending_timers.times(when))
         return await self._page_by_page(
-            request, reschedule_method(request), lambda answer: answer.rescheduled, timeout
+            lambda node: node.timers.Reschedule, request, lambda answer: answer.rescheduled, timeout
         )
 
     async def _reschedule(
@@ -372,7 +370,9 @@ class TimerCalls:
             request = make_request([targets[at] for at in some])
             set_times(request, {name: ms if len(ms) == 1 else [ms[at] for at in some]})
             with counting_done(done, len(done)), naming_place(some):
-                answer = await self._call(reschedule_method(request), timeout, repeatable=False)
+                answer = await self._call(
+                    lambda node: node.timers.Reschedule, request, timeout, repeatable=False
+                )
             for at, one in zip(some, pending_timers.reschedule_outcomes(answer), strict=True):
                 if one is None:
                     left.append(at)
@@ -382,9 +382,9 @@ class TimerCalls:
 
     async def _page_by_page(
         self,
+        rpc: Rpc[Any, Any],
         request: pb.CancelRequest | pb.RescheduleRequest,
-        method: Method[T],
-        count_of: Callable[[T], int],
+        count_of: Callable[[Any], int],
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> Changed:
         """Change the timers that a filter selects; return their number.
@@ -395,8 +395,8 @@ class TimerCalls:
         count, doubts = 0, set[bytes]()
         while True:
             with counting_done(request.page_token, count):
-                answer: Any = await self._call(
-                    method, timeout, on_doubt=lambda: doubts.add(request.page_token)
+                answer = await self._call(
+                    rpc, request, timeout, on_doubt=lambda: doubts.add(request.page_token)
                 )
             count += count_of(answer)
             request.page_token = answer.next_page_token
@@ -424,9 +424,7 @@ class TimerCalls:
             request = pb.GetTimerRequest(topic=topic or "", key=key)
         else:
             request = pb.GetTimerRequest(timer_id=raw_ids([require_timer(timer)]))
-        answer = await self._call(
-            lambda node, left_s: node.timers.GetTimer(request, timeout=left_s), timeout
-        )
+        answer = await self._call(lambda node: node.timers.GetTimer, request, timeout)
         return pending_timers.info(answer, request.timer_id)
 
     async def list_timers(
@@ -468,9 +466,7 @@ class TimerCalls:
             filter=pending_timers.filter_of(topic, where), page_token=token
         )
         request.page_size = rows.whole_number("page_size", page_size, 1, pending_timers.PAGE_SIZE)
-        answer = await self._call(
-            lambda node, left_s: node.timers.ListTimers(request, timeout=left_s), timeout
-        )
+        answer = await self._call(lambda node: node.timers.ListTimers, request, timeout)
         return [*pending_timers.infos(topic, answer.timers, answer.held)], answer.next_page_token
 
     async def count_timers(
@@ -486,9 +482,7 @@ class TimerCalls:
         """
         request, pending = pending_timers.count_request(topic, where), 0
         while True:
-            answer = await self._call(
-                lambda node, left_s: node.timers.CountTimers(request, timeout=left_s), timeout
-            )
+            answer = await self._call(lambda node: node.timers.CountTimers, request, timeout)
             pending += answer.pending
             request.page_token = answer.next_page_token
             if not request.page_token:
@@ -509,28 +503,51 @@ class TimerCalls:
 
     async def _call(
         self,
-        method: Method[T],
+        rpc: Rpc[Q, T],
+        request: Q,
         timeout: Seconds | None = None,  # noqa: ASYNC109
         *,
         repeatable: bool = True,
         on_doubt: Callable[[], None] = lambda: None,
     ) -> T:
-        """Return the leader's response to a unary call; see Nodes.call."""
+        """Return the leader's response to a request; see Nodes.call."""
         return await self.nodes().call(
-            method,
+            lambda node, left_s: rpc(node)(request, timeout=left_s),
             within_s=self.within_s(timeout),
             repeatable=repeatable,
             on_doubt=on_doubt,
         )
 
+    async def _delete(
+        self,
+        rpc: Rpc[Q, T],
+        request: Q,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> T | None:
+        """Return the response to a deletion.
+
+        None: an earlier attempt has deleted it, and the response to that was lost.
+        """
+        doubts: list[None] = []
+        try:
+            return await self._call(rpc, request, timeout, on_doubt=lambda: doubts.append(None))
+        except NotFound:
+            if not doubts:
+                raise
+            return None
+
     async def _anywhere(
         self,
-        method: Method[T],
+        rpc: Rpc[Q, T],
+        request: Q,
         *,
         final: tuple[type[TimerError], ...] = (),
         rank: Callable[[T], int] = lambda _: RANK_MAX,
     ) -> T:
         """Return the response of any node; see Nodes.anywhere."""
         return await self.nodes().anywhere(
-            method, within_s=self.within_s(None), rank=rank, final=final
+            lambda node, left_s: rpc(node)(request, timeout=left_s),
+            within_s=self.within_s(None),
+            rank=rank,
+            final=final,
         )

@@ -48,16 +48,7 @@ class TopicCalls(QueryCalls):
             NotFound: There is no such topic.
         """
         request = pb.DeleteTopicRequest(topic=rows.utf8("topic", topic).decode())
-        doubts: list[None] = []
-        try:
-            return await self._call(
-                lambda node, left_s: node.admin.DeleteTopic(request, timeout=left_s),
-                on_doubt=lambda: doubts.append(None),
-            )
-        except NotFound:
-            if not doubts:  # else an earlier attempt has deleted it
-                raise
-            return None
+        return await self._delete(lambda node: node.admin.DeleteTopic, request)
 
     async def namespaces(self) -> list[Namespace]:
         """Return all namespaces that have a topic or a policy, by name."""
@@ -121,9 +112,7 @@ class TopicCalls(QueryCalls):
         )
         if found.policy:
             with counting_done(deleted, len(deleted)):
-                await self._call(
-                    lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s)
-                )
+                await self._call(lambda node: node.admin.AlterPolicies, request)
         return deleted
 
     async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
@@ -134,9 +123,7 @@ class TopicCalls(QueryCalls):
         """Yield all topics with the prefix, by name. A server of an older release yields others."""
         request = pb.ListTopicsRequest(prefix=prefix)
         while True:
-            answer = await self._call(
-                lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
-            )
+            answer = await self._call(lambda node: node.admin.ListTopics, request)
             for topic in answer.topics:
                 yield topic
             if not answer.next_after:
@@ -145,9 +132,7 @@ class TopicCalls(QueryCalls):
 
     async def _policies_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
-        return await self._call(
-            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)
-        )
+        return await self._call(lambda node: node.admin.DescribePolicies, request)
 
 
 ROUNDS_MAX: Final = 4
