@@ -500,8 +500,7 @@ class AsyncTimerClient(SeriesCalls):
 
     async def create_topic(self, topic: str) -> int:
         """Create a topic if it does not exist; return its id."""
-        rows.utf8("topic", topic)
-        request = pb.CreateTopicRequest(topic=topic)
+        request = pb.CreateTopicRequest(topic=rows.text("topic", topic))
         answer = await self._call(lambda node: node.admin.CreateTopic, request)
         return answer.topic_id
 
@@ -513,8 +512,7 @@ class AsyncTimerClient(SeriesCalls):
         Raises:
             InvalidRequest: The target lags and did not catch up; the leader is unchanged.
         """
-        rows.utf8("target", target)
-        request = pb.TransferLeadershipRequest(target=target)
+        request = pb.TransferLeadershipRequest(target=rows.text("target", target))
         answer = await self._call(
             lambda node: node.admin.TransferLeadership, request, repeatable=False
         )

@@ -48,14 +48,12 @@ def make_opening(
         InvalidRequest: `start` is neither "earliest" nor "latest", the lease is not positive or
             too long, or a name is not a string.
     """
-    for field, text in (("topic", topic), ("group", group), ("name", name)):
-        rows.utf8(field, text)
     return pb.OpenConsumer(
-        topic=topic,
-        group=group,
+        topic=rows.text("topic", topic),
+        group=rows.text("group", group),
         lease_ms=0 if lease is None else rows.lease_ms(lease),
         start=rows.choice("start", start, STARTS),
-        consumer=name,
+        consumer=rows.text("name", name),
     )
 
 

@@ -93,8 +93,8 @@ class GroupCalls(TimerCalls):
             InvalidRequest: An argument exceeds a limit.
         """
         request = pb.CreateGroupRequest(
-            topic=rows.utf8("topic", topic).decode(),
-            group=rows.utf8("group", group).decode(),
+            topic=rows.text("topic", topic),
+            group=rows.text("group", group),
             start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
@@ -111,8 +111,8 @@ class GroupCalls(TimerCalls):
             NotFound: There is no such group.
         """
         request = pb.AlterGroupRequest(
-            topic=rows.utf8("topic", topic).decode(),
-            group=rows.utf8("group", group).decode(),
+            topic=rows.text("topic", topic),
+            group=rows.text("group", group),
             settings=encode_options(options),
         )
         answer = await self._call(lambda node: node.admin.AlterGroup, request)
@@ -142,7 +142,7 @@ class GroupCalls(TimerCalls):
         if len(given) != 1:
             raise InvalidRequest.of("to", given, "give one of offset, time and start")
         request = pb.SeekGroupRequest(
-            topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
+            topic=rows.text("topic", topic), group=rows.text("group", group)
         )
         if offset is not None:
             request.offset = rows.whole_number("offset", offset, 0, rows.UINT64_MAX)
@@ -165,7 +165,7 @@ class GroupCalls(TimerCalls):
             NotFound: There is no such group.
         """
         request = pb.DeleteGroupRequest(
-            topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
+            topic=rows.text("topic", topic), group=rows.text("group", group)
         )
         await self._delete(lambda node: node.admin.DeleteGroup, request)
 
@@ -194,7 +194,7 @@ class GroupCalls(TimerCalls):
             return await self._redrive_letters(topic, offsets)
         if max_messages is not None:
             rows.whole_number("max_messages", max_messages, 0, rows.UINT64_MAX)
-        name = rows.utf8("topic", topic).decode()
+        name = rows.text("topic", topic)
         doubts: list[None] = []
         note_doubt = partial(doubts.append, None)
         topics = Counter[str]()
@@ -238,7 +238,7 @@ class GroupCalls(TimerCalls):
     async def _redrive_letters(self, topic: str, offsets: Iterable[int]) -> Redriven:
         wanted = rows.sequence_of("offsets", offsets)
         left = sorted({rows.whole_number("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
-        name = rows.utf8("topic", topic).decode()
+        name = rows.text("topic", topic)
         doubts: list[None] = []
         note_doubt = partial(doubts.append, None)
         topics = Counter[str]()

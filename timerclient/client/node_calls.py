@@ -15,15 +15,6 @@ FINAL = (InvalidRequest, NotFound, PermissionDenied, TokenRejected)
 """Errors that every node would answer."""
 
 
-def node_name(node: str) -> str:
-    """Return the name of a node as it is sent.
-
-    Raises:
-        InvalidRequest: It is not a text, or has no UTF-8.
-    """
-    return rows.utf8("node", node).decode()
-
-
 class OneNodeCalls(GroupCalls):
     """Calls about one node, for an event loop. Any node passes them on; no leader is needed."""
 
@@ -41,9 +32,9 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node or logger.
         """
         request = pb.SetLogLevelRequest(
-            node=node_name(node),
-            logger=rows.utf8("logger", logger).decode(),
-            level=rows.utf8("level", level).decode(),
+            node=rows.text("node", node),
+            logger=rows.text("logger", logger),
+            level=rows.text("level", level),
         )
         answer = await self._anywhere(lambda at: at.admin.SetLogLevel, request, final=FINAL)
         return answer.before
@@ -59,7 +50,7 @@ class OneNodeCalls(GroupCalls):
             NotFound, AlreadyExists: There is no such node; or another holder has drained it.
             InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
         """
-        request = pb.DrainNodeRequest(node=node_name(node), undo=undo, holder=by)
+        request = pb.DrainNodeRequest(node=rows.text("node", node), undo=undo, holder=by)
         return await self._anywhere(
             lambda at: at.admin.DrainNode, request, final=(*FINAL, AlreadyExists)
         )
@@ -70,7 +61,7 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.DumpStacksRequest(node=node_name(node))
+        request = pb.DumpStacksRequest(node=rows.text("node", node))
         return await self._anywhere(lambda at: at.admin.DumpStacks, request, final=FINAL)
 
     async def trace_hops(self, node: str, *, begin: bool = False) -> pb.TraceHopsResponse:
@@ -81,7 +72,7 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.TraceHopsRequest(node=node_name(node), begin=begin)
+        request = pb.TraceHopsRequest(node=rows.text("node", node), begin=begin)
         return await self._anywhere(lambda at: at.admin.TraceHops, request, final=FINAL)
 
     async def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
@@ -92,17 +83,17 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.ReloadFilesRequest(node=node_name(node))
+        request = pb.ReloadFilesRequest(node=rows.text("node", node))
         return await self._anywhere(lambda at: at.admin.ReloadFiles, request, final=FINAL)
 
     async def begin_verification(self, node: str = "") -> pb.BeginVerificationResponse:
         """Let a node read all its files now; "": all nodes. A pass that runs is joined."""
-        request = pb.BeginVerificationRequest(node=node_name(node))
+        request = pb.BeginVerificationRequest(node=rows.text("node", node))
         return await self._anywhere(lambda at: at.admin.BeginVerification, request, final=FINAL)
 
     async def verification(self, node: str = "") -> pb.GetVerificationResponse:
         """Return a node's last pass over its files; "": all nodes', and if their states agree."""
-        request = pb.GetVerificationRequest(node=node_name(node))
+        request = pb.GetVerificationRequest(node=rows.text("node", node))
         return await self._anywhere(lambda at: at.admin.GetVerification, request, final=FINAL)
 
     async def open_backup(
@@ -117,7 +108,7 @@ class OneNodeCalls(GroupCalls):
             Unavailable: Not in time; the call may be repeated.
         """
         request = pb.OpenBackupRequest(
-            node=node_name(node), backup_id=backup_id, min_index=min_index
+            node=rows.text("node", node), backup_id=backup_id, min_index=min_index
         )
         return await self._anywhere(lambda at: at.admin.OpenBackup, request, final=FINAL)
 
@@ -129,7 +120,7 @@ class OneNodeCalls(GroupCalls):
             Unavailable: Not in time; the call may be repeated.
         """
         request = pb.FetchBackupRequest(
-            node=node_name(node), backup_id=backup_id, path=path, offset=offset
+            node=rows.text("node", node), backup_id=backup_id, path=path, offset=offset
         )
         answer = await self._anywhere(lambda at: at.admin.FetchBackup, request, final=FINAL)
         return answer.data
@@ -143,7 +134,7 @@ class OneNodeCalls(GroupCalls):
             NotFound, Unavailable: There is no such node; it did not answer in time.
         """
         request = pb.FetchLogRequest(
-            node=node_name(node),
+            node=rows.text("node", node),
             after_index=after,
             stored_index=stored,
             shipper_id=shipper_id,
@@ -157,6 +148,6 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node.
         """
         request = pb.CloseBackupRequest(
-            node=node_name(node), backup_id=backup_id, complete=complete
+            node=rows.text("node", node), backup_id=backup_id, complete=complete
         )
         await self._anywhere(lambda at: at.admin.CloseBackup, request, final=FINAL)

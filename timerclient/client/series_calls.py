@@ -201,7 +201,7 @@ class SeriesCalls(TopicCalls):
             NotFound: There is no such topic.
         """
         found: list[Series] = []
-        request = pb.ListSeriesRequest(topic=rows.utf8("topic", topic).decode(), page_size=1_000)
+        request = pb.ListSeriesRequest(topic=rows.text("topic", topic), page_size=1_000)
         while True:
             answer = await self._series_call(lambda node: node.timers.ListSeries, request, timeout)
             found += map(series_fields.series_of, answer.series)

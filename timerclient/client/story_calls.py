@@ -83,7 +83,7 @@ class QueryCalls(PauseCalls):
         """
         request = pb.PeekRequest(
             topic=rows.name("topic", topic),
-            group=rows.utf8("group", group).decode(),
+            group=rows.text("group", group),
             max_messages=rows.whole_number("max_messages", max_messages, 1, PEEK_MAX),
             from_offset=rows.whole_number("from_offset", from_offset, 0, rows.UINT64_MAX),
         )

@@ -47,7 +47,7 @@ class TopicCalls(QueryCalls):
         Raises:
             NotFound: There is no such topic.
         """
-        request = pb.DeleteTopicRequest(topic=rows.utf8("topic", topic).decode())
+        request = pb.DeleteTopicRequest(topic=rows.text("topic", topic))
         return await self._delete(lambda node: node.admin.DeleteTopic, request)
 
     async def namespaces(self) -> list[Namespace]:

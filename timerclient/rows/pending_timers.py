@@ -134,13 +134,11 @@ def filter_of(topic: str, selection: Where) -> pb.TimerFilter:
     if unknown:
         msg = f"unexpected keyword argument {min(unknown)!r}: due_from, due_to and key_prefix are"
         raise TypeError(msg)
-    rows.utf8("topic", topic)
-    rows.utf8("key_prefix", selection.get("key_prefix", ""))
     return pb.TimerFilter(
-        topic=topic,
+        topic=rows.text("topic", topic),
         due_from_ms=rows.bound_ms("due_from", selection.get("due_from")),
         due_to_ms=rows.bound_ms("due_to", selection.get("due_to")),
-        key_prefix=selection.get("key_prefix", ""),
+        key_prefix=rows.text("key_prefix", selection.get("key_prefix", "")),
     )
 
 
@@ -165,8 +163,8 @@ def timer_keys(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     encoded = [rows.utf8("key", key) for key in keys]
     if not all(encoded):
         raise InvalidRequest.of("key", "", "must not be empty")
-    rows.utf8("topic", topic)
-    return pb.TimerKeys(topic=topic, key_sizes=map(len, encoded), keys=b"".join(encoded))
+    name = rows.text("topic", topic)
+    return pb.TimerKeys(topic=name, key_sizes=map(len, encoded), keys=b"".join(encoded))
 
 
 def reschedule_outcomes(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:

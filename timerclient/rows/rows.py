@@ -369,6 +369,15 @@ def utf8(field: str, text: Any) -> bytes:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
 
 
+def text(field: str, value: Any) -> str:
+    """Return a string, checked to have a form in UTF-8.
+
+    Raises:
+        InvalidRequest: See `utf8`.
+    """
+    return utf8(field, value).decode()
+
+
 def name(field: str, text: Any, pattern: re.Pattern[str] | None = None) -> str:
     """Return a name, checked. `pattern`: TOPIC_NAME or GROUP_NAME; None: the cluster checks it.
 
