@@ -239,7 +239,7 @@ class AsyncTimerClient(SeriesCalls):
         ordering_key: str | None = None,
         priority: int | None = None,
         request_id: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+        timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> Timer:
         """Schedule a timer; return it once a majority of the cluster has it on disk.
@@ -298,11 +298,7 @@ class AsyncTimerClient(SeriesCalls):
         self.nodes().loop()  # checked before the wait, which is for one event loop
         await self._first_calls.wait(call.within_s)
 
-    async def _schedule_first(
-        self,
-        row: SingleRow,
-        timeout: Seconds | None,  # noqa: ASYNC109
-    ) -> RequestOutcome:
+    async def _schedule_first(self, row: SingleRow, timeout: Seconds | None) -> RequestOutcome:
         body, _ = encode_rows([row], row.on_conflict)
         named = self._schedule_named(
             body, secrets.token_hex(16), timeout, repeat_s=REPEAT_S, at_once=(Overloaded,)
@@ -320,7 +316,7 @@ class AsyncTimerClient(SeriesCalls):
         ordering_keys: Iterable[str | None] | None = None,
         priorities: int | Iterable[int | None] | None = None,
         request_id: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+        timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Schedule the timers of one request, all or none; return once a majority has them on disk.
@@ -354,7 +350,7 @@ class AsyncTimerClient(SeriesCalls):
         *,
         on_conflict: OnConflict = "reject",
         request_id: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+        timeout: Seconds | None = None,
     ) -> Timers:
         """Schedule timers of any topics in one request, all or none; return them in their order.
 
@@ -384,7 +380,7 @@ class AsyncTimerClient(SeriesCalls):
         self,
         body: bytes,
         request_id: str,
-        timeout: Seconds | None,  # noqa: ASYNC109
+        timeout: Seconds | None,
         *,
         repeat_s: float | None = None,
         at_once: tuple[type[TimerError], ...] = (),
@@ -590,7 +586,7 @@ class AsyncTimerClient(SeriesCalls):
 
     # ---- life
 
-    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+    async def close(self, timeout: Seconds | None = None) -> None:
         """Wait for submitted calls, close all consumers, then close all connections.
 
         The future of a call without an answer in time has an error: OutcomeUnknown or Closed.

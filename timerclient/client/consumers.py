@@ -184,10 +184,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
             yield batch
 
     async def receive(
-        self,
-        max_messages: int = 1,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, max_messages: int = 1, *, timeout: Seconds | None = None
     ) -> list[Message]:
         """Return 1 to `max_messages` messages.
 
@@ -229,7 +226,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         self._received_s = time.monotonic()
         return found
 
-    async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+    async def flush(self, timeout: Seconds | None = None) -> None:
         """Wait until all acks made so far are answered.
 
         Raises:
@@ -238,7 +235,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         await self._open().flush(within_s)
 
-    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+    async def close(self, timeout: Seconds | None = None) -> None:
         """Wait for all acks, then leave the group. Its messages are delivered to others at once.
 
         This counts as a failure of messages that the application received and did not ack. It is

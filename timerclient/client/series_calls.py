@@ -24,7 +24,7 @@ class SeriesCalls(TopicCalls):
         *,
         json: object = NO_VALUE,
         on_conflict: SeriesConflict = "reject",
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers; return it. A repeat returns the existing series.
@@ -62,7 +62,7 @@ class SeriesCalls(TopicCalls):
         topic: str,
         count: int = 5,
         *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> list[datetime]:
         """Return the next times of a series that is not created, 1 to 100.
@@ -86,7 +86,7 @@ class SeriesCalls(TopicCalls):
         payload: Payload | None = None,
         *,
         json: object = NO_VALUE,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Change the given fields of a series; return it.
@@ -108,13 +108,7 @@ class SeriesCalls(TopicCalls):
             topic, key, series_fields.fields_of(options, payload, json), timeout
         )
 
-    async def pause_series(
-        self,
-        topic: str,
-        key: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> Series:
+    async def pause_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> Series:
         """Pause a series: its pending occurrence is cancelled. Return it.
 
         Raises:
@@ -123,11 +117,7 @@ class SeriesCalls(TopicCalls):
         return await self._alter(topic, key, pb.SeriesFields(paused=True), timeout)
 
     async def resume_series(
-        self,
-        topic: str,
-        key: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, topic: str, key: str, *, timeout: Seconds | None = None
     ) -> Series:
         """Resume a series; its `misfire` decides about the times in the pause. Return it.
 
@@ -136,13 +126,7 @@ class SeriesCalls(TopicCalls):
         """
         return await self._alter(topic, key, pb.SeriesFields(paused=False), timeout)
 
-    async def delete_series(
-        self,
-        topic: str,
-        key: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> None:
+    async def delete_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> None:
         """Delete a series, and cancel its pending occurrence. Messages that fired stay.
 
         Raises:
@@ -151,13 +135,7 @@ class SeriesCalls(TopicCalls):
         request = pb.DeleteSeriesRequest(topic=rows.name("topic", topic), key=rows.name("key", key))
         await self._delete(lambda node: node.timers.DeleteSeries, request, timeout)
 
-    async def get_series(
-        self,
-        topic: str,
-        key: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> Series:
+    async def get_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> Series:
         """Return a series.
 
         Raises:
@@ -167,12 +145,7 @@ class SeriesCalls(TopicCalls):
         return series_fields.series_of(answer.series)
 
     async def next_occurrences(
-        self,
-        topic: str,
-        key: str,
-        count: int = 5,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, topic: str, key: str, count: int = 5, *, timeout: Seconds | None = None
     ) -> list[datetime]:
         """Return the next times of a series, 1 to 100; the pending occurrence first.
 
@@ -188,10 +161,7 @@ class SeriesCalls(TopicCalls):
         return [rows.moment_of(each) for each in answer.next_ms]
 
     async def list_series(
-        self,
-        topic: str = "",
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, topic: str = "", *, timeout: Seconds | None = None
     ) -> Sequence[Series]:
         """Return the series of a topic, in the order of their creation; "": of all topics.
 
@@ -210,11 +180,7 @@ class SeriesCalls(TopicCalls):
             request.after_id = answer.series[-1].series_id
 
     async def _get_series(
-        self,
-        topic: str,
-        key: str,
-        times: int,
-        timeout: Seconds | None,  # noqa: ASYNC109
+        self, topic: str, key: str, times: int, timeout: Seconds | None
     ) -> pb.GetSeriesResponse:
         request = pb.GetSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), next_times=times
@@ -222,11 +188,7 @@ class SeriesCalls(TopicCalls):
         return await self._series_call(lambda node: node.timers.GetSeries, request, timeout)
 
     async def _alter(
-        self,
-        topic: str,
-        key: str,
-        fields: pb.SeriesFields,
-        timeout: Seconds | None,  # noqa: ASYNC109
+        self, topic: str, key: str, fields: pb.SeriesFields, timeout: Seconds | None
     ) -> Series:
         request = pb.AlterSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
@@ -234,12 +196,7 @@ class SeriesCalls(TopicCalls):
         answer = await self._series_call(lambda node: node.timers.AlterSeries, request, timeout)
         return series_fields.series_of(answer.series)
 
-    async def _series_call(
-        self,
-        rpc: Rpc[Q, T],
-        request: Q,
-        timeout: Seconds | None,  # noqa: ASYNC109
-    ) -> T:
+    async def _series_call(self, rpc: Rpc[Q, T], request: Q, timeout: Seconds | None) -> T:
         """Call the leader; all of these calls may be repeated."""
         try:
             return await self._call(rpc, request, timeout)

@@ -23,12 +23,7 @@ class TimerStory(NamedTuple):
 class QueryCalls(PauseCalls):
     """Queries, for an event loop."""
 
-    async def tell_story(
-        self,
-        timer: TimerLike,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> TimerStory:
+    async def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> TimerStory:
         """Return the events of a timer that the leader's log still holds.
 
         If the log begins after the timer's first events, `end.gaps` says so.
@@ -66,7 +61,7 @@ class QueryCalls(PauseCalls):
         *,
         max_messages: int = PEEK_MAX,
         from_offset: int = 0,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
     ) -> Peeked:
         """Return messages without delivering them: nothing is leased, and nothing changes.
 
@@ -98,7 +93,7 @@ class QueryCalls(PauseCalls):
         end_offset: int | None = None,
         max_messages: int = READ_MAX,
         payloads: bool = True,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
     ) -> MessagePage:
         """Return fired messages by their queue offsets, for a reader that keeps its own position.
 

@@ -156,7 +156,7 @@ class TimerCalls:
         *,
         key: str | None = None,
         topic: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
     ) -> CancelResult:
         """Cancel one timer, by its id, or by its key and topic; return the outcome.
 
@@ -188,10 +188,7 @@ class TimerCalls:
         return await self.cancel_keys(topic, keys, timeout=within_s)
 
     async def cancel_batch(
-        self,
-        timers: Iterable[TimerLike],
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
         """Cancel many timers; return one outcome per timer, in their order; see `cancel`."""
         raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
@@ -204,11 +201,7 @@ class TimerCalls:
         return results
 
     async def cancel_keys(
-        self,
-        topic: str,
-        keys: Iterable[str],
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
         """Cancel pending timers by their keys; return one outcome per key, in their order.
 
@@ -229,11 +222,7 @@ class TimerCalls:
         return results
 
     async def cancel_where(
-        self,
-        topic: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-        **where: Unpack[Where],
+        self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
     ) -> Changed:
         """Cancel the pending timers of a topic that `where` selects; return their number.
 
@@ -256,7 +245,7 @@ class TimerCalls:
         *,
         key: str | None = None,
         topic: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> Timer:
         """Change the due time of a pending timer, named by id, or by key and topic.
@@ -306,7 +295,7 @@ class TimerCalls:
         self,
         timers: Iterable[TimerLike],
         *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Reschedule many timers; return one outcome per timer, in their order; see `reschedule`.
@@ -323,7 +312,7 @@ class TimerCalls:
         topic: str,
         keys: Iterable[str],
         *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Reschedule pending timers by their keys; one outcome per key; see `reschedule_batch`."""
@@ -332,12 +321,7 @@ class TimerCalls:
         return await self._reschedule(by_keys, listed, times, pending_timers.CHANGES_MAX, timeout)
 
     async def reschedule_where(
-        self,
-        topic: str,
-        where: Where,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-        **when: Unpack[DueTime],
+        self, topic: str, where: Where, *, timeout: Seconds | None = None, **when: Unpack[DueTime]
     ) -> Changed:
         """Reschedule the pending timers that `where` selects to one due time; return their number.
 
@@ -355,7 +339,7 @@ class TimerCalls:
         targets: Sequence[T],
         times: Mapping[str, Sequence[int]],
         rows_max: int,
-        timeout: Seconds | None,  # noqa: ASYNC109
+        timeout: Seconds | None,
     ) -> list[Rescheduled]:
         """Reschedule the targets; return one outcome per target.
 
@@ -385,7 +369,7 @@ class TimerCalls:
         rpc: Rpc[Any, Any],
         request: pb.CancelRequest | pb.RescheduleRequest,
         count_of: Callable[[Any], int],
-        timeout: Seconds | None,  # noqa: ASYNC109
+        timeout: Seconds | None,
     ) -> Changed:
         """Change the timers that a filter selects; return their number.
 
@@ -411,7 +395,7 @@ class TimerCalls:
         *,
         key: str | None = None,
         topic: str | None = None,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
     ) -> TimerInfo:
         """Return the state of one timer, by its id, or, if it is pending, by its key and topic.
 
@@ -432,7 +416,7 @@ class TimerCalls:
         topic: str,
         *,
         page_size: int = pending_timers.PAGE_SIZE,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **where: Unpack[Where],
     ) -> AsyncIterator[TimerInfo]:
         """Iterate over the pending timers of a topic that `where` selects, in order of due time.
@@ -455,7 +439,7 @@ class TimerCalls:
         token: bytes = b"",
         *,
         page_size: int = pending_timers.PAGE_SIZE,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         **where: Unpack[Where],
     ) -> tuple[list[TimerInfo], bytes]:
         """Return a page of `list_timers` and the token of the next page; empty: it is the last.
@@ -470,11 +454,7 @@ class TimerCalls:
         return [*pending_timers.infos(topic, answer.timers, answer.held)], answer.next_page_token
 
     async def count_timers(
-        self,
-        topic: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-        **where: Unpack[Where],
+        self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
     ) -> TimerCounts:
         """Return how many timers of a topic are pending, and how soon; or how many `where` selects.
 
@@ -495,7 +475,7 @@ class TimerCalls:
         row: R,
         send: Send[R, T],
         rows_max: int,
-        timeout: Seconds | None,  # noqa: ASYNC109
+        timeout: Seconds | None,
     ) -> T:
         """Return the outcome of a call for one timer; calls of one `line` share requests."""
         within_s = self.within_s(timeout)
@@ -505,7 +485,7 @@ class TimerCalls:
         self,
         rpc: Rpc[Q, T],
         request: Q,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,
         *,
         repeatable: bool = True,
         on_doubt: Callable[[], None] = lambda: None,
@@ -518,12 +498,7 @@ class TimerCalls:
             on_doubt=on_doubt,
         )
 
-    async def _delete(
-        self,
-        rpc: Rpc[Q, T],
-        request: Q,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> T | None:
+    async def _delete(self, rpc: Rpc[Q, T], request: Q, timeout: Seconds | None = None) -> T | None:
         """Return the response to a deletion.
 
         None: an earlier attempt has deleted it, and the response to that was lost.
