@@ -285,7 +285,7 @@ class _Sender:
 
 def _keys_of(timers: pb.TimerColumns) -> list[bytes]:
     """Return a key for each row; empty: none."""
-    return rows.slices(timers.key_sizes, timers.keys) or [b""] * len(timers.payload_sizes)
+    return rows.slices(timers.key_sizes, timers.keys, len(timers.payload_sizes))
 
 
 @contextlib.contextmanager

@@ -686,6 +686,7 @@ def test_batch_slices_its_columns_only_when_asked() -> None:
     assert len(batch) == 2
     assert batch.payloads == [b"a", b"bb"]
     assert [message.payload for message in batch[::-1]] == [b"bb", b"a"]
+    assert batch[1].payload is batch[1].payload  # the columns are not copied for each message
     assert batch[-1].queue_offset == 6
     with pytest.raises(IndexError):
         batch[2]

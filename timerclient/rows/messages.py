@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from datetime import datetime, timedelta
 from enum import IntEnum
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from timerclient.proto import timer_pb2 as pb
@@ -23,6 +22,7 @@ from timerclient.rows.rows import (
     kind_of,
     lease_ms,
     moment_of,
+    slices,
     span_ms,
 )
 from timerclient.rows.series_fields import Occurrence, occurrence_of
@@ -464,10 +464,10 @@ class Batch(Sequence[Message]):
 
     __slots__ = (
         "_columns",
-        "_ends",
-        "_header_ends",
-        "_key_ends",
-        "_ordering_ends",
+        "_headers",
+        "_keys",
+        "_ordering_keys",
+        "_payloads",
         "attempts",
         "due_ms",
         "epoch",
@@ -516,19 +516,16 @@ class Batch(Sequence[Message]):
         """Empty: no message of the batch has failed."""
         self.raw_ids = columns.timer_ids
         """The timers' ids, n x 15 bytes."""
-        self._ends: list[int] | None = None
-        self._key_ends: list[int] | None = None
-        self._header_ends: list[int] | None = None
-        self._ordering_ends: list[int] | None = None
+        # Values of columns, sliced out at the first use: each read of a field of bytes copies it.
+        self._payloads: list[bytes] | None = None
+        self._keys: list[bytes] | None = None
+        self._headers: list[bytes] | None = None
+        self._ordering_keys: list[bytes] | None = None
 
     @property
     def payloads(self) -> list[bytes]:
         """All payloads, sliced out."""
-        blob, start, out = self._columns.payloads, 0, []
-        for size in self._columns.payload_sizes:
-            out.append(blob[start : start + size])
-            start += size
-        return out
+        return slices(self._columns.payload_sizes, self._columns.payloads)
 
     @property
     def payload_blob(self) -> bytes:
@@ -547,26 +544,22 @@ class Batch(Sequence[Message]):
 
     def payload(self, at: int) -> bytes:
         """Return one row's payload."""
-        if self._ends is None:
-            self._ends = [0, *accumulate(self._columns.payload_sizes)]
-        return self._columns.payloads[self._ends[at] : self._ends[at + 1]]
+        if self._payloads is None:
+            self._payloads = self.payloads
+        return self._payloads[at]
 
     def key(self, at: int) -> str | None:
         """Return one row's key. None: it has none."""
-        if not self._columns.key_sizes:
-            return None
-        if self._key_ends is None:
-            self._key_ends = [0, *accumulate(self._columns.key_sizes)]
-        return self._columns.keys[self._key_ends[at] : self._key_ends[at + 1]].decode() or None
+        if self._keys is None:
+            self._keys = slices(self._columns.key_sizes, self._columns.keys, len(self))
+        return self._keys[at].decode() or None
 
     def ordering_key(self, at: int) -> str | None:
         """Return one row's ordering key. None: it has none."""
-        if not self._columns.ordering_key_sizes:
-            return None
-        if self._ordering_ends is None:
-            self._ordering_ends = [0, *accumulate(self._columns.ordering_key_sizes)]
-        ends = self._ordering_ends
-        return self._columns.ordering_keys[ends[at] : ends[at + 1]].decode() or None
+        if self._ordering_keys is None:
+            of = self._columns
+            self._ordering_keys = slices(of.ordering_key_sizes, of.ordering_keys, len(self))
+        return self._ordering_keys[at].decode() or None
 
     def priority(self, at: int) -> int:
         """Return one row's priority."""
@@ -574,12 +567,9 @@ class Batch(Sequence[Message]):
 
     def headers(self, at: int) -> dict[str, str]:
         """Return one row's headers."""
-        if not self._columns.headers_sizes:
-            return {}
-        if self._header_ends is None:
-            self._header_ends = [0, *accumulate(self._columns.headers_sizes)]
-        ends = self._header_ends
-        return decode_headers(self._columns.headers[ends[at] : ends[at + 1]])
+        if self._headers is None:
+            self._headers = slices(self._columns.headers_sizes, self._columns.headers, len(self))
+        return decode_headers(self._headers[at])
 
     def ack(self) -> Acking[int]:
         """Acknowledge all messages of the batch. Return the future at once.

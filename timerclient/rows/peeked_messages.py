@@ -106,9 +106,9 @@ def messages_of(
     count = len(of.queue_offsets)
     timer_ids = ids.split(of.timer_ids)  # once: each look at a field of bytes copies it
     payloads = rows.slices(of.payload_sizes, of.payloads)
-    keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
-    headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
-    orders = rows.slices(of.ordering_key_sizes, of.ordering_keys) or [b""] * count
+    keys = rows.slices(of.key_sizes, of.keys, count)
+    headers = rows.slices(of.headers_sizes, of.headers, count)
+    orders = rows.slices(of.ordering_key_sizes, of.ordering_keys, count)
     return [
         PeekedMessage(
             timer_ids[at],

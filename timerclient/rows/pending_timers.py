@@ -212,9 +212,9 @@ def infos(topic: str, timers: pb.PendingTimers, held: int) -> Iterator[TimerInfo
     """Yield the timers of a page. The first `held` of them are held."""
     raw = ids.split(timers.timer_ids)
     payloads = rows.slices(timers.payload_sizes, timers.payloads)
-    keys = rows.slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
-    headers = rows.slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
-    orders = rows.slices(timers.ordering_key_sizes, timers.ordering_keys) or [b""] * len(raw)
+    keys = rows.slices(timers.key_sizes, timers.keys, len(raw))
+    headers = rows.slices(timers.headers_sizes, timers.headers, len(raw))
+    orders = rows.slices(timers.ordering_key_sizes, timers.ordering_keys, len(raw))
     levels = timers.priorities or [rows.PRIORITY_DEFAULT] * len(raw)
     columns = raw, timers.due_ms, payloads, keys, headers, orders, levels
     for at, row in enumerate(zip(*columns, strict=True)):

@@ -510,9 +510,10 @@ def _header_text(text: str) -> bytes:
     return len(encoded).to_bytes(2, "little") + encoded
 
 
-def slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
-    """Return the values of a column of bytes, whose sizes are `sizes`."""
-    return [blob[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+def slices(sizes: Iterable[int], blob: bytes, n: int = 0) -> list[bytes]:
+    """Return the values of a column of bytes. Without sizes, the column has `n` empty ones."""
+    values = [blob[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+    return values or [b""] * n
 
 
 def decode_headers(encoded: bytes) -> dict[str, str]:
