@@ -77,7 +77,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
             parser.add_argument("node", metavar="NODE")
             _add_logs(parser)
         if name == "destroy":
-            parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+            cli_args.add_yes(parser)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -308,7 +308,7 @@ def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
         raise LaunchError(f"{cluster.directory}: no cluster was started there yet")
     what = f"destroy the cluster in {cluster.directory}"
     so = f"Its {len(nodes)} nodes are killed, and their timers and messages are lost."
-    if not (args.yes or cli_args.confirm(what, so)):
+    if not cli_args.confirm(args, what, so):
         return FAILED
     endpoints = ",".join(cluster.endpoints)
     left = cluster.destroy()

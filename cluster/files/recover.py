@@ -303,7 +303,7 @@ def run(args: argparse.Namespace) -> int:
     """Run a command of `timerctl recover`; return its exit code."""
     try:
         with open_stopped_node(RealDisk(), args.data) as node:
-            return _carry_out(node, _plan(node, args), yes=args.yes)
+            return _carry_out(node, _plan(node, args), args)
     except (EngineError, RecoveryRefused) as error:
         print(f"timerctl: {error}", file=sys.stderr)  # noqa: T201
         return FAILED
@@ -319,13 +319,13 @@ def _plan(node: StoppedNode, args: argparse.Namespace) -> RecoveryPlan:
             return plan_entry(node, LogIndex(args.index), args.crc32)
 
 
-def _carry_out(node: StoppedNode, plan: RecoveryPlan, *, yes: bool) -> int:
+def _carry_out(node: StoppedNode, plan: RecoveryPlan, args: argparse.Namespace) -> int:
     for loss in plan.losses:
         print(loss)  # noqa: T201
     sys.stdout.flush()
     if not plan.question:
         return 0
-    if not yes and not confirm(plan.question, "It can't be undone."):
+    if not confirm(args, plan.question, "It can't be undone."):
         return FAILED
     done = plan.carry_out()
     node.record(done)

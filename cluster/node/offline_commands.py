@@ -7,7 +7,7 @@ commands.
 import argparse
 from pathlib import Path
 
-from timerclient.cli.cli_args import help_arguments
+from timerclient.cli.cli_args import add_yes, help_arguments
 
 
 def register_recover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,7 +19,7 @@ def register_recover(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     def add(name: str, text: str) -> argparse.ArgumentParser:
         kind = kinds.add_parser(name, **help_arguments(text))
         kind.add_argument("--data", type=Path, required=True, help="the node's data directory")
-        kind.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        add_yes(kind)
         kind.set_defaults(run=_recover)
         return kind
 

@@ -204,7 +204,7 @@ def test_confirmation_without_a_terminal_is_a_wrong_command_line(ctl: Ctl) -> No
     text = "delete topic orders needs --yes without a terminal; nothing was changed"
     assert (code, err) == (2, f"timerctl: {text}\n")
     with pytest.raises(cli_args.UsageError):
-        cli_args.confirm("x", "y")
+        cli_args.confirm(argparse.Namespace(yes=False), "x", "y")
 
 
 def test_row_of_a_table_has_a_cell_for_each_heading_in_columns_that_are_not_shown_too() -> None:

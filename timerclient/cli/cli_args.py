@@ -352,12 +352,19 @@ def add_output(parser: argparse._ActionsContainer, default: str = argparse.SUPPR
     add_color(parser, argparse.SUPPRESS if default == argparse.SUPPRESS else "auto")
 
 
-def confirm(change: str, effect: str) -> bool:
-    """Ask at the terminal to confirm a `change`, which has this `effect`.
+def add_yes(parser: argparse.ArgumentParser, text: str = "don't ask for confirmation") -> None:
+    """Add the option --yes, for `confirm`."""
+    parser.add_argument("--yes", action="store_true", help=text)
+
+
+def confirm(args: argparse.Namespace, change: str, effect: str) -> bool:
+    """Without --yes, ask at the terminal to confirm a `change`, which has this `effect`.
 
     Raises:
         UsageError: There is no terminal.
     """
+    if args.yes:
+        return True
     if sys.stdin is None or not sys.stdin.isatty():
         msg = f"{change} needs --yes without a terminal; nothing was changed"
         raise UsageError(msg)
@@ -472,6 +479,17 @@ def when_of(args: argparse.Namespace) -> "DueTime":
         "due": args.due,
         "due_ms": args.due_ms,
     }
+
+
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Add the option --from of a command that consumes; `start` is its value."""
+    parser.add_argument(
+        "--from",
+        dest="start",
+        choices=("earliest", "latest"),
+        default="earliest",
+        help="where the group begins if this command creates it; default: earliest",
+    )
 
 
 @contextmanager

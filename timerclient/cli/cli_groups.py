@@ -22,7 +22,7 @@ from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import NotFound
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
-    from timerclient.client.group_calls import GroupOptions, Start
+    from timerclient.client.group_calls import GroupOptions
     from timerclient.proto import timer_pb2 as pb
 
 TYPES = ("shared", "key_shared", "exclusive", "failover")
@@ -70,14 +70,20 @@ class GroupCommands(Commands):
             type=cli_args.aware_time,
             help="the first message that fired then or later",
         )
-        to.add_argument("--latest", action="store_true", help="only messages that fire from now on")
-        seek.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-        reset = add(
-            "reset", self._reset, "move a group to the earliest message that its topic keeps"
+        to.add_argument(
+            "--latest",
+            dest="start",
+            action="store_const",
+            const="latest",
+            help="only messages that fire from now on",
         )
-        reset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        seek.set_defaults(action="seek")
+        text = "move a group to the earliest message that its topic keeps"
+        reset = add("reset", self._seek, text)
+        reset.set_defaults(action="reset", offset=None, time=None, start="earliest")
         delete = add("delete", self._delete, "delete a group; its consumers end with NOT_FOUND")
-        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        for command in (seek, reset, delete):
+            cli_args.add_yes(command)
         for command in (one, create, alter, seek, reset, delete):
             command.add_argument("topic", metavar="TOPIC")
             command.add_argument("group", metavar="GROUP")
@@ -113,36 +119,21 @@ class GroupCommands(Commands):
         return OK
 
     def _seek(self, args: argparse.Namespace) -> int:
-        start: Start | None = "latest" if args.latest else None
-        if not self._confirm_forgetting(args, "seek"):
+        change = f"{args.action} group {args.group} of {args.topic}"
+        so = "The group's acks are forgotten. Messages before that offset are not delivered."
+        if not cli_args.confirm(args, change, so):
             return FAILED
         with self._connect(args) as client:
             sought = client.seek_group(
-                args.topic, args.group, offset=args.offset, time=args.time, start=start
+                args.topic, args.group, offset=args.offset, time=args.time, start=args.start
             )
         self._show(args, [(args.topic, sought)])
         return OK
 
-    def _confirm_forgetting(self, args: argparse.Namespace, action: str) -> bool:
-        so = "The group's acks are forgotten. Messages before that offset are not delivered."
-        return bool(args.yes) or cli_args.confirm(
-            f"{action} group {args.group} of {args.topic}", so
-        )
-
-    def _reset(self, args: argparse.Namespace) -> int:
-        if not self._confirm_forgetting(args, "reset"):
-            return FAILED
-        with self._connect(args) as client:
-            reset = client.reset_group(args.topic, args.group)
-        self._show(args, [(args.topic, reset)])
-        return OK
-
     def _delete(self, args: argparse.Namespace) -> int:
         name = f"group {args.group} of {args.topic}"
-        if not (
-            args.yes
-            or cli_args.confirm(f"delete {name}", "Its unacked messages are not delivered.")
-        ):
+        so = "Its unacked messages are not delivered."
+        if not cli_args.confirm(args, f"delete {name}", so):
             return FAILED
         with self._connect(args) as client:
             client.delete_group(args.topic, args.group)

@@ -91,7 +91,7 @@ class LetterCommands(Commands):
             "them. Other groups of the topic still get them. "
             "Example: timerctl deadletters purge orders.billing.dead"
         )
-        purge.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(purge)
         for command in (peek, redrive, purge):
             command.add_argument(
                 "topic", metavar="TOPIC", help="topic of the dead letters: TOPIC.GROUP.dead"
@@ -156,7 +156,7 @@ class LetterCommands(Commands):
             topic, group = _letters_of(client, args.topic)
             count = group.unacked
             so = f"Its {count} dead letters are deleted. None can be redriven."
-            if count and not (args.yes or cli_args.confirm(f"purge {topic.name}", so)):
+            if count and not cli_args.confirm(args, f"purge {topic.name}", so):
                 return FAILED
             if count:  # letters that come from now on stay
                 _ = client.seek_group(args.topic, GROUP, offset=topic.queue_end)

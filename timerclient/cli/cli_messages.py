@@ -210,13 +210,7 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
         type=cli_args.positive_duration,
         help="default: the group's own",
     )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        choices=("earliest", "latest"),
-        default="earliest",
-        help="where the group begins if this command creates it; default: earliest",
-    )
+    cli_args.add_start(parser)
 
 
 def header(text: str) -> tuple[str, str]:

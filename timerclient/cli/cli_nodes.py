@@ -214,7 +214,7 @@ class NodeCommands(Commands):
             command = add(word, self._change, text)
             command.set_defaults(change=word)
             command.add_argument("node", metavar="NAME", help="name of the node")
-            command.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+            cli_args.add_yes(command)
 
     def register_status(self, status: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `status`."""
@@ -463,9 +463,8 @@ class NodeCommands(Commands):
         return OK
 
     def _change(self, args: argparse.Namespace) -> int:
-        so = "Its present replica loses its vote."
-        sure = args.yes or args.change == "add"
-        if not (sure or cli_args.confirm(f"{args.change} {args.node}", so)):
+        so, change = "Its present replica loses its vote.", f"{args.change} {args.node}"
+        if args.change != "add" and not cli_args.confirm(args, change, so):
             return FAILED
         with self._connect(args) as client:
             members = client.change_members(args.change, args.node)

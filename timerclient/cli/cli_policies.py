@@ -61,12 +61,12 @@ class PolicyCommands(Commands):
         to_set.add_argument(
             "fields", metavar="FIELD=VALUE", nargs="+", type=field_value, help=values
         )
-        to_set.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(to_set)
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "unset fields; they follow the wider scope again")
         _add_scope(unset)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
-        unset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(unset)
         unset.set_defaults(fields=[])
         self._add_of_files(add)
 
@@ -84,7 +84,7 @@ class PolicyCommands(Commands):
             "--prune", action="store_true", help="unset all fields of scopes that FILE leaves out"
         )
         apply.add_argument("--dry-run", action="store_true", help="only print the diff")
-        apply.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(apply)
 
     def _export(self, args: argparse.Namespace) -> int:
         from timerclient.cli.cli_policy_files import PolicyFileCommands
@@ -116,7 +116,7 @@ class PolicyCommands(Commands):
                     continue
                 whose = scope_text(policy_fields.scope(**scope))
                 change = f"{'set' if name in fields else 'unset'} {name} of {whose}"
-                if not cli_args.confirm(change, so):
+                if not cli_args.confirm(args, change, so):
                     return 1
             changed = client.alter_policies(
                 cast("PolicyFields", fields), unset=args.unset, cluster=args.cluster, **scope

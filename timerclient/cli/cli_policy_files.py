@@ -211,7 +211,7 @@ class PolicyFileCommands(Commands):
             if args.output != "json" or not args.yes:
                 sys.stderr.write(f"{diff}\n")
             so = "Fields such as ttl_ms may end existing timers and messages at once."
-            if not args.yes and not cli_args.confirm(f"apply to {_scopes(changes)}", so):
+            if not cli_args.confirm(args, f"apply to {_scopes(changes)}", so):
                 return FAILED
             self._change(args, client, changes)
         self._put(args, _document(changes, len(changes)), f"changed {_scopes(changes)}")

@@ -5,7 +5,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from timerclient.cli.cli_args import Commands, UsageError, duration, duration_text, tls_of, token_of
+from timerclient.cli.cli_args import (
+    Commands,
+    UsageError,
+    add_start,
+    duration,
+    duration_text,
+    tls_of,
+    token_of,
+)
 from timerclient.cli.cli_worker import add_process_options, begin_log, check_port, run_worker
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import why_missing
@@ -92,13 +100,7 @@ def _add_retries(parser: argparse.ArgumentParser) -> None:
         default=timedelta(hours=1),
         help="longest such delay; default: 1h",
     )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        choices=("earliest", "latest"),
-        default="earliest",
-        help="where the group begins if this command creates it; default: earliest",
-    )
+    add_start(parser)
 
 
 def _add_trust(parser: argparse.ArgumentParser) -> None:

@@ -288,7 +288,7 @@ class RollingCommands(Commands):
             help="limit for the command and for each wait; default: 5m",
         )
         parser.add_argument("--dry-run", action="store_true", help="only check, and print the plan")
-        parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Check the cluster, then restart its nodes."""
@@ -314,7 +314,7 @@ class RollingCommands(Commands):
             if args.dry_run or not names:
                 self._put(args, document, plan)
                 return 0
-            if not args.yes and not cli_args.confirm(plan, "One after the other."):
+            if not cli_args.confirm(args, plan, "One after the other."):
                 return FAILED
             rolling = RestartSequence(client, restart, output.print_progress, limit_s)
             try:

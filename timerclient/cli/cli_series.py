@@ -84,7 +84,7 @@ class SeriesCommands(Commands):
             help="if the key has a series with another definition: reject (the default), or alter "
             "it to this definition",
         )
-        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(delete)
 
     def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -135,7 +135,7 @@ class SeriesCommands(Commands):
 
     def _delete(self, args: argparse.Namespace) -> int:
         change = f"delete series {args.key} of topic {args.topic}"
-        if not args.yes and not cli_args.confirm(change, "it occurs no more."):
+        if not cli_args.confirm(args, change, "it occurs no more."):
             return FAILED
         with self._connect(args) as client:
             client.delete_series(args.topic, args.key)

@@ -47,9 +47,6 @@ class TimerCommands(Commands):
         """Add the commands to the parser of `timers`."""
         add = self.command_adder(parser, common)
         get = add("get", self._get, "show one timer")
-        get.add_argument("id", metavar="ID", nargs="?")
-        get.add_argument("--topic", help="topic of --key")
-        get.add_argument("--key", help="key of a pending timer")
         listing = add("list", self._list, "show a topic's pending timers, in order of due time")
         listing.add_argument("topic", metavar="TOPIC")
         _add_where(listing)
@@ -65,11 +62,11 @@ class TimerCommands(Commands):
         count.add_argument("topic", metavar="TOPIC")
         _add_where(count)
         story = add("story", self._story, "show the events of one timer in the log")
-        story.add_argument("id", metavar="ID", nargs="?")
-        story.add_argument("--topic", help="topic of --key")
-        story.add_argument("--key", help="key of a pending timer")
-        get.set_defaults(by_key=get.prog)
-        story.set_defaults(by_key=story.prog)
+        for command in (get, story):
+            command.add_argument("id", metavar="ID", nargs="?")
+            command.add_argument("--topic", help="topic of --key")
+            command.add_argument("--key", help="key of a pending timer")
+            command.set_defaults(by_key=command.prog)
         self.register_cancel(add("cancel", self._cancel, CANCEL_HELP), common)
         self.register_reschedule(add("reschedule", self._reschedule, RESCHEDULE_HELP), common)
 
@@ -162,7 +159,8 @@ class TimerCommands(Commands):
         kind = _way_of_naming(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _confirm_change(args, "cancel", "The selected timers will never fire."):
+                so = "The selected timers will never fire."
+                if not cli_args.confirm(args, f"cancel timers of {args.topic}", so):
                     return FAILED
                 count = client.cancel_where(args.topic, **_where(args))
                 self._put(args, *_change_output("cancelled", count))
@@ -181,7 +179,8 @@ class TimerCommands(Commands):
         kind, when = _way_of_naming(args), cli_args.when_of(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _confirm_change(args, "reschedule", "The selected timers get one due time."):
+                so = "The selected timers get one due time."
+                if not cli_args.confirm(args, f"reschedule timers of {args.topic}", so):
                     return FAILED
                 count = client.reschedule_where(args.topic, _where(args), **when)
                 self._put(args, *_change_output("rescheduled", count))
@@ -265,9 +264,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", dest="keys", action="append", default=[], help="may be repeated")
     parser.add_argument("--all", action="store_true", help="every pending timer of the topic")
     _add_where(parser)
-    parser.add_argument(
-        "--yes", action="store_true", help="with a filter: don't ask for confirmation"
-    )
+    cli_args.add_yes(parser, "with a filter: don't ask for confirmation")
     parser.set_defaults(by_key=parser.prog)
 
 
@@ -318,10 +315,6 @@ def _way_of_naming(args: argparse.Namespace) -> str:
         limit = "give ids; or --topic with one of: --key; --from, --to, --key-prefix; --all"
         raise InvalidRequest.of("timers", ", ".join(given) or "none", limit)
     return "where" if given == ["all"] else given[0]
-
-
-def _confirm_change(args: argparse.Namespace, change: str, effect: str) -> bool:
-    return bool(args.yes) or cli_args.confirm(f"{change} timers of {args.topic}", effect)
 
 
 def _change_output(verb: str, count: Changed) -> tuple[dict[str, Any], str]:

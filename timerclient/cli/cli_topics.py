@@ -66,9 +66,9 @@ class TopicCommands(Commands):
             help="overdue timers that fire; the others are dropped. Sets the topic's policy "
             "`catch_up`; default: the policy as it is",
         )
-        resume.add_argument("--yes", action="store_true", help="drop timers without confirmation")
+        cli_args.add_yes(resume, "drop timers without confirmation")
         delete = add("delete", self._delete, "delete a topic, its timers, messages and groups")
-        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(delete)
         for command in (describe, create, pause, resume, delete):
             command.add_argument("topic", metavar="TOPIC")
 
@@ -117,7 +117,7 @@ class TopicCommands(Commands):
             catch_up = args.catch_up
             if catch_up is None and not args.yes:  # the policy decides whether timers are dropped
                 catch_up = client.describe_policies(topic=args.topic).effective.catch_up
-            if not (args.yes or catch_up == ALL or _confirm_drop(client, args.topic, catch_up)):
+            if not (args.yes or catch_up == ALL or _confirm_drop(client, args, catch_up)):
                 return FAILED
             self._show_change(args, client.resume_topic(args.topic, catch_up=args.catch_up))
         return OK
@@ -133,7 +133,7 @@ class TopicCommands(Commands):
     def _delete(self, args: argparse.Namespace) -> int:
         topic = args.topic
         so = "Its pending timers never fire. Its messages and groups are deleted."
-        if not (args.yes or cli_args.confirm(f"delete topic {topic}", so)):
+        if not cli_args.confirm(args, f"delete topic {topic}", so):
             return FAILED
         with self._connect(args) as client:
             deleted = client.delete_topic(topic)
@@ -148,13 +148,13 @@ class TopicCommands(Commands):
         return OK
 
 
-def _confirm_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
+def _confirm_drop(client: TimerClient, args: argparse.Namespace, catch_up: str) -> bool:
     """Ask whether a topic's held timers may be dropped. Without held timers: return True."""
-    held = client.describe_topic(topic).held
+    held = client.describe_topic(args.topic).held
     so = f"Of {held} overdue timers " + (
         "only the last one fires." if catch_up == LATEST else "none fires."
     )
-    return not held or cli_args.confirm(f"resume {topic} with {catch_up}", so)
+    return not held or cli_args.confirm(args, f"resume {args.topic} with {catch_up}", so)
 
 
 class NamespaceCommands(Commands):
@@ -168,7 +168,7 @@ class NamespaceCommands(Commands):
         add("list", self._list, "show the namespaces that have a topic or a policy")
         one = add("describe", self._describe, "show one namespace")
         delete = add("delete", self._delete, "delete a namespace's topics and policy")
-        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        cli_args.add_yes(delete)
         for command in (one, delete):
             command.add_argument("namespace", metavar="NAMESPACE")
 
@@ -186,7 +186,7 @@ class NamespaceCommands(Commands):
         with self._connect(args) as client:
             topics = client.describe_namespace(args.namespace).topics
             so = f"Its {len(topics)} topics are deleted, with their timers, messages and groups."
-            if not (args.yes or cli_args.confirm(f"delete namespace {args.namespace}", so)):
+            if not cli_args.confirm(args, f"delete namespace {args.namespace}", so):
                 return FAILED
             deleted = client.delete_namespace(args.namespace)
         text = f"namespace {args.namespace} is deleted, with {len(deleted)} topics"
