@@ -661,16 +661,15 @@ def _recover(
     Raises:
         CorruptFileError: damage in a sealed segment, or at or below `floor`.
     """
-    starts = [LogIndex(segments[0].header.first - 1)]
-    epochs = [segments[0].header.epoch_before]
+    before = segments[0].header
+    starts = [(LogIndex(before.first - 1), before.epoch_before)]
     for each, following in itertools.pairwise(segments):
         same_epoch = each.header.epoch_before == following.header.epoch_before
         if same_epoch and following.header.first - 1 <= committed_floor:
             continue
         found = _scan_sealed(disk, each, following)
         each.positions = found.positions
-        starts += [index for index, _ in found.starts]
-        epochs += [epoch for _, epoch in found.starts]
+        starts += found.starts
 
     active = segments[-1]
     found = segment.scan(disk, active.path, active.header)
@@ -679,9 +678,8 @@ def _recover(
         why = found.damage.why if found.damage else "the log ends here"
         raise CorruptFileError(active.path, found.end, f"{why}; entry {floor} was durable")
     active.positions, active.size = found.positions, found.end
-    starts += [index for index, _ in found.starts]
-    epochs += [epoch for _, epoch in found.starts]
-    return _View(tuple(segments), last, last, tuple(starts), tuple(epochs)), found.end
+    indexes, epochs = zip(*starts, *found.starts, strict=True)
+    return _View(tuple(segments), last, last, indexes, epochs), found.end
 
 
 def _scan_sealed(disk: Disk, each: _Segment, following: _Segment) -> Scan:

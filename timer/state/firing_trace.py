@@ -59,6 +59,22 @@ class FiringPlace(NamedTuple):
     offset: QueueOffset
 
 
+class RecentFirings(deque[Firing]):
+    """The last firings or drops, in the order of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = 0
+        """Number of their rows."""
+
+    def add(self, index: LogIndex, topic: TopicId, first: QueueOffset, seqs: U64) -> None:
+        """Add the seqs of one entry and topic."""
+        self.append(Firing(index, topic, first, np.ascontiguousarray(seqs, np.uint64)))
+        self._rows += len(seqs)
+        while self._rows > FIRED_ROWS_MAX or len(self) > FIRINGS_MAX:
+            self._rows -= len(self.popleft().seqs)
+
+
 @dataclass(slots=True)
 class Trace:
     """The marks, firings and drops; see the module."""
@@ -66,12 +82,9 @@ class Trace:
     marks: deque[SeqMark] = field(
         default_factory=lambda: deque([SeqMark(LogIndex(1), Seq(1))], maxlen=MARKS_MAX)
     )
-    firings: deque[Firing] = field(default_factory=deque)
-    drops: deque[Firing] = field(default_factory=deque)
+    firings: RecentFirings = field(default_factory=RecentFirings)
+    drops: RecentFirings = field(default_factory=RecentFirings)
     """Drops; their offsets have no meaning."""
-    _rows: int = 0
-    """Number of rows in all firings."""
-    _drop_rows: int = 0
 
     def add_mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
         """Note the seq that an entry issues next, unless the last mark implies it."""
@@ -82,24 +95,11 @@ class Trace:
         self, index: LogIndex, topic: TopicId, first: QueueOffset, rows: RowArray
     ) -> None:
         """Note the rows that an entry moved into a queue."""
-        self._add(Firing(index, topic, first, np.ascontiguousarray(rows["seq"], np.uint64)))
-
-    def _add(self, firing: Firing) -> None:
-        self.firings.append(firing)
-        self._rows += len(firing.seqs)
-        while self._rows > FIRED_ROWS_MAX or len(self.firings) > FIRINGS_MAX:
-            self._rows -= len(self.firings.popleft().seqs)
+        self.firings.add(index, topic, first, rows["seq"])
 
     def add_dropped(self, index: LogIndex, topic: TopicId, rows: RowArray) -> None:
         """Note the rows that an entry dropped."""
-        seqs = np.ascontiguousarray(rows["seq"], np.uint64)
-        self._add_drop(Firing(index, topic, QueueOffset(0), seqs))
-
-    def _add_drop(self, drop: Firing) -> None:
-        self.drops.append(drop)
-        self._drop_rows += len(drop.seqs)
-        while self._drop_rows > FIRED_ROWS_MAX or len(self.drops) > FIRINGS_MAX:
-            self._drop_rows -= len(self.drops.popleft().seqs)
+        self.drops.add(index, topic, QueueOffset(0), rows["seq"])
 
     def pack(self) -> list[Any]:
         """Return the fields for a manifest; nothing in them changes later."""
@@ -107,16 +107,14 @@ class Trace:
 
     def restore(self, fields: list[Any]) -> None:
         """Put back the fields that a manifest holds."""
-        marks, firings, drops = fields
+        marks, *noted = fields
         self.marks.clear()
         for index, next_seq, refused in marks:
             self.marks.append(SeqMark(LogIndex(index), Seq(next_seq), refused))
-        for index, topic, first, seqs in firings:
-            place = LogIndex(index), TopicId(topic), QueueOffset(first)
-            self._add(Firing(*place, np.frombuffer(seqs, np.uint64)))
-        for index, topic, first, seqs in drops:
-            place = LogIndex(index), TopicId(topic), QueueOffset(first)
-            self._add_drop(Firing(*place, np.frombuffer(seqs, np.uint64)))
+        for notes, packed in zip((self.firings, self.drops), noted, strict=True):
+            for index, topic, first, seqs in packed:
+                place = LogIndex(index), TopicId(topic), QueueOffset(first)
+                notes.add(*place, np.frombuffer(seqs, np.uint64))
 
 
 def find_firing(firings: Iterable[Firing], seq: Seq) -> FiringPlace | None:
