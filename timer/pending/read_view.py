@@ -154,9 +154,8 @@ class ReadView:
             CorruptFileError: a head doesn't verify.
             FileNotFoundError: a run was removed; take a new view.
         """
-        ends = [Position(until, SEQ_MAX) for until in until_ms]
         edges = np.array(until_ms, np.int64)
-        counts = np.zeros(len(ends), np.int64)
+        counts = np.zeros(len(edges), np.int64)
         if self._deleted_topics.has(topic):
             return counts.tolist()
         for table in self._tables:
@@ -172,11 +171,7 @@ class ReadView:
             mine = of == topic
             counts -= self._counts_until(due[mine], seq[mine], edges)
         for run in self._runs:
-            counter = _RunCounter(run, topic)
-            begun = counter.upto(self._position) + counter.upto(held_position(BEGIN))
-            held = [counter.upto(held_position(end)) for end in ends]
-            upto = [counter.upto(max(end, self._position)) for end in ends]
-            counts += [sum(both) - begun for both in zip(held, upto, strict=True)]
+            counts += self._counts_in_run(_RunCounter(run, topic), until_ms)
         return counts.tolist()
 
     def count_all(self, until_ms: Sequence[int]) -> tuple[list[int], bool]:
@@ -203,11 +198,7 @@ class ReadView:
             counts -= self._counts_until(due[existing], seq[existing], edges)
         for run in self._runs:
             totals = RunTotals(run, self._deleted_topics)
-            begun = totals.upto(self._position) + totals.upto(held_position(BEGIN))
-            ends = [Position(until, SEQ_MAX) for until in until_ms]
-            upto = [totals.upto(max(end, self._position)) for end in ends]
-            held = [totals.upto(held_position(end)) for end in ends]
-            counts += [sum(both) - begun for both in zip(upto, held, strict=True)]
+            counts += self._counts_in_run(totals, until_ms)
             exact &= totals.exact
         return counts.tolist(), exact
 
@@ -263,6 +254,16 @@ class ReadView:
             due = due[later | after(due, seq, self._position)]
         places = np.bincount(edges.searchsorted(due & DUE_MASK), minlength=len(edges) + 1)
         return np.asarray(np.cumsum(places)[: len(edges)], np.int64)
+
+    def _counts_in_run(
+        self, counter: "_RunCounter | RunTotals", until_ms: Sequence[int]
+    ) -> list[int]:
+        """Return how many timers of a run after the fire position are due by each of `until_ms`."""
+        begun = counter.upto(self._position) + counter.upto(held_position(BEGIN))
+        return [
+            counter.upto(held_position(end)) + counter.upto(max(end, self._position)) - begun
+            for end in (Position(until, SEQ_MAX) for until in until_ms)
+        ]
 
     def tally(self, where: Filter, seen: Position) -> ViewTally:
         """Return how many timers after `seen` a filter selects: all of them without a key prefix.
