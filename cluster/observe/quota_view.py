@@ -34,7 +34,7 @@ async def fullest(machine: Machine, count: int) -> tuple[Use, ...]:
     after each TOPICS_AT_ONCE.
     """
     found: list[Use] = []
-    topics = [*machine.topics.values()] if machine.policies.has_quotas else []
+    topics = [*machine.topics.values()] if machine.policies.has(*QUOTAS) else []
     for number, topic in enumerate(topics, 1):
         found += (
             ((topic.name, quota.field), (quota.used, quota.limit))

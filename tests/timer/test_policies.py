@@ -214,7 +214,7 @@ def test_policies_changed_one_by_one_are_those_made_at_once(
         assert policies.namespaces == sum(each.namespace != "" for each in plain)
         assert policies.has_narrow_scopes == any(each != CLUSTER for each in plain)
         spoken = {name for said in plain.values() for name in said.pack()}
-        assert policies.has_quotas == bool(spoken & {*QUOTAS})
+        assert policies.has(*QUOTAS) == bool(spoken & {*QUOTAS})
         for name in FIELDS:
             wanted, source, first = None, "", Scope("", TopicId(1))
             for of, at in (CLUSTER, "cluster"), (Scope("ns"), "namespace"), (first, "topic"):
@@ -235,7 +235,7 @@ def test_change_packs_what_it_changes_and_nothing_of_the_others(
     packed = calls_of(monkeypatch, ScopePolicy, "pack")
     changed = policies.with_policy(Scope("", TopicId(500)), ScopePolicy(tick_ms=20))
     assert changed.packed != policies.packed
-    assert changed.has_quotas
+    assert changed.has(*QUOTAS)
     assert changed.value_of("tick_ms", "a", TopicId(500)) == 20
     assert 0 < len(packed) < 10
 

@@ -277,30 +277,9 @@ class Policies:
         """Whether a scope other than the cluster has a policy."""
         return len(self._records) > (CLUSTER in self._records)
 
-    @property
-    def has_quotas(self) -> bool:
-        """Whether a policy sets a quota."""
-        return any(self._counts[name] for name in QUOTAS)
-
-    @property
-    def has_pauses(self) -> bool:
-        """Whether a policy sets `paused`."""
-        return bool(self._counts["paused"])
-
-    @property
-    def has_retentions(self) -> bool:
-        """Whether a policy sets a retention."""
-        return bool(self._counts["retention_ms"])
-
-    @property
-    def has_ttls(self) -> bool:
-        """Whether a policy sets a time to live."""
-        return bool(self._counts["ttl_ms"])
-
-    @property
-    def has_rates(self) -> bool:
-        """Whether a policy sets a rate of delivery."""
-        return any(self._counts[name] for name in RATES)
+    def has(self, *fields: str) -> bool:
+        """Return whether a policy sets one of these fields."""
+        return any(self._counts[name] for name in fields)
 
     def value_of(self, field: str, name: str, topic: TopicId) -> Any:
         """Return the value of a field for the topic of this name; None: no policy sets it.

@@ -279,7 +279,7 @@ def restore(machine: Machine, state: ManifestBody, disk: Disk, directory: Path) 
     machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
     deleted = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
     machine.store.restore_deleted_topics(deleted)
-    if machine.policies.has_retentions:
+    if machine.policies.has("retention_ms"):
         machine.retain(machine.topics, machine.applied_time_ms)
     machine.sweep_position = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use

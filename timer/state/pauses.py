@@ -96,7 +96,7 @@ class Pauses:
     def add_topics(self, topics: Iterable[Topic]) -> None:
         """Note topics that were created, or put back from a manifest."""
         policies = self._state.policies
-        pauses = policies.has_pauses
+        pauses = policies.has("paused")
         for topic in topics:
             if pauses:
                 topic.paused, _ = policies.pause_of(namespace_of(topic.name), topic.topic_id)

@@ -245,7 +245,7 @@ class Admission:
 
     def rates(self, topic: "Topic") -> tuple[int, int]:
         """Return a topic's most deliveries a second: of all groups, of each group. 0: no limit."""
-        if not self._policies.has_rates:
+        if not self._policies.has(*RATES):
             return 0, 0
         policies, name, topic_id = self._policies, topic.name, topic.topic_id
         of_topic, of_group = (policies.value_of(field, name, topic_id) or 0 for field in RATES)
@@ -259,12 +259,12 @@ class Admission:
     @property
     def has_quotas(self) -> bool:
         """Whether some topic has a quota."""
-        return self._policies.has_quotas
+        return self._policies.has(*QUOTAS)
 
     @property
     def has_ttl(self) -> bool:
         """Whether some topic has a time to live."""
-        return self._policies.has_ttls
+        return self._policies.has("ttl_ms")
 
     def times(self, when: WantedTimes, rows: int, topics: U32 | None, now: Now) -> Times:
         """Return the times of `rows` timers. `topics`: their topic ids, (rows,).

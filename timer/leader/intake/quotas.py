@@ -26,7 +26,7 @@ from timer.entries.policies import QUOTAS
 from timer.leader.intake.admission import Admission, Quota
 from timer.model.columns import U32, Part
 from timer.model.timer_errors import EngineError, QuotaReachedError
-from timer.model.units import QueueOffset, TopicId, UnixMs
+from timer.model.units import TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
@@ -139,11 +139,11 @@ class Quotas:
 
         Returns the callback that takes its result, as `charge` does.
         """
-        counted = done.charges if isinstance(done, Charged) else []
-        known = {charge.topic for charge in counted}
-        new = [each for each in self.weigh(part, clock_ms) if each.topic not in known]
+        charges = self.weigh(part, clock_ms)
         if not isinstance(done, Charged):
-            return self.charge(new, done)
+            return self.charge(charges, done)
+        known = {charge.topic for charge in done.charges}
+        new = [charge for charge in charges if charge.topic not in known]
         for charge in new:
             self._add(charge, 1)
         done.charges += new
@@ -187,19 +187,11 @@ def _by_topic(topics: U32) -> Iterator[tuple[int, "slice | npt.NDArray[np.intp]"
         yield int(topics[mine[0]]), mine
 
 
-def _ready(topic: Topic) -> int:
-    return topic.ready
-
-
-def _ready_bytes(topic: Topic) -> int:
-    return topic.queue.payload_bytes_from(QueueOffset(topic.unacked_from))
-
-
 USAGE: Final[dict[str, Callable[[Topic], int]]] = {
     "pending_max": lambda topic: topic.counts.pending,
     "pending_bytes_max": lambda topic: topic.pending_bytes,
-    "ready_max": _ready,
-    "ready_bytes_max": _ready_bytes,
+    "ready_max": lambda topic: topic.ready,
+    "ready_bytes_max": lambda topic: topic.queue.payload_bytes_from(topic.unacked_from),
 }
 """A topic's usage in the applied state, for each of QUOTAS."""
 assert tuple(USAGE) == QUOTAS
