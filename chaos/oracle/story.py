@@ -749,12 +749,9 @@ def timers_of(rows: Rows) -> Iterator[tuple[int, int]]:
 
 def hashed(topic: U32, keys: Binary) -> I64:
     """Return the hashes of topics and keys, (n, int64), above 0."""
-    ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
-    blob, spans = bytes(keys.blob), zip([0, *ends], ends, strict=False)
-    names = zip(topic.tolist(), spans, strict=True)
     digests = b"".join(
-        hashlib.blake2b(blob[start:end], digest_size=8, salt=number.to_bytes(8, "little")).digest()
-        for number, (start, end) in names
+        hashlib.blake2b(key, digest_size=8, salt=number.to_bytes(8, "little")).digest()
+        for number, key in zip(topic.tolist(), keys.values(), strict=True)
     )
     return (np.frombuffer(digests, "<u8") >> np.uint64(1)).astype(np.int64) | 1
 

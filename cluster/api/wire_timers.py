@@ -83,10 +83,9 @@ def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> 
         raise error.in_request(0, n) from None
     if not column.sizes.all():
         raise InvalidRequestError("keys", "an empty key", "must have 1 byte or more")
-    ends = np.cumsum(column.sizes).tolist()
-    names = {keys.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)}
-    if len(names) < n:
-        raise InvalidRequestError("keys", f"{n}, {len(names)} different", "no key may be repeated")
+    different = len({*column.values()})
+    if different < n:
+        raise InvalidRequestError("keys", f"{n}, {different} different", "no key may be repeated")
     return Keys(np.full(n, topic, np.uint32), column)
 
 

@@ -11,7 +11,7 @@ from tests.cluster.running import (
     Running,
     until,
 )
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
 from timer.entries.entry_frame import EntryKind
 from timer.leader.leader import Leader
 from timer.model.columns import gather
@@ -81,7 +81,7 @@ class Hosted:
         page = self.engine.machine.store.read_view().page(what, what.start, 1 << 20)
         assert page.next is None
         rows = page.timers.rows
-        keys = slices_of(gather(rows, {0: page.timers.blob}, "key"))
+        keys = gather(rows, {0: page.timers.blob}, "key").values()
         found = dict(zip(map(int, keys), rows["due_ms"].tolist(), strict=True))
         assert len(found) == len(rows)
         return found

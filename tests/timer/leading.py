@@ -199,7 +199,7 @@ class Play:
         for page, at in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
             rows = page.rows[at.astype(np.int64)]
             columns = [gather(rows, page.bufs, name) for name in ("payload", "key", "headers")]
-            payloads_, keys, headers = ([bytes(b) for b in split(column)] for column in columns)
+            payloads_, keys, headers = (column.values() for column in columns)
             out += zip(
                 payloads_, [k or None for k in keys], map(decode_headers, headers), strict=True
             )
@@ -207,14 +207,6 @@ class Play:
 
     def verdict(self, name: str) -> list[int]:
         return [int(each) for each in self.answers[name]]
-
-
-def split(column: Binary) -> list[bytes]:
-    """Return the byte strings of a column."""
-    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
-    return [
-        bytes(column.blob[end - size : end]) for end, size in zip(ends, column.sizes, strict=True)
-    ]
 
 
 def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, ConsumerStream]:

@@ -369,12 +369,8 @@ def queue_of(machine: Machine, topic_id: int) -> list[Message]:
     offset = int(queue.begin)
     for page, places in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
         rows = page.rows[places]
-        column = gather(rows, page.bufs, "payload")
-        ends = np.cumsum(column.sizes).tolist()
-        starts = [0, *ends[:-1]]
-        blob = bytes(column.blob)
-        for row, start, end in zip(rows, starts, ends, strict=True):
-            found.append((offset, int(row["seq"]), blob[start:end]))
+        for row, payload in zip(rows, gather(rows, page.bufs, "payload").values(), strict=True):
+            found.append((offset, int(row["seq"]), payload))
             offset += 1
     return found
 
@@ -498,8 +494,8 @@ class Model:
         return results
 
     def _take(self, part: Part, now_ms: int) -> list[tuple[int, int, int]]:
-        payload = slices_of(part.payload)
-        keys = [b""] * len(payload) if part.key is None else slices_of(part.key)
+        payload = part.payload.values()
+        keys = [b""] * len(payload) if part.key is None else part.key.values()
         verdicts = []
         rows = zip(part.topic.tolist(), part.due_ms.tolist(), payload, keys, strict=True)
         for topic, due, body, key in rows:
@@ -605,12 +601,6 @@ class Model:
         return results
 
 
-def slices_of(column: Binary) -> list[bytes]:
-    """Return the byte strings of a column."""
-    ends = np.cumsum(column.sizes).tolist()
-    return [bytes(column.blob[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-
-
 def _within_horizon(result: int, age_ms: int) -> set[int]:
     return {result} if age_ms <= HORIZON_MS else {result, NOT_FOUND}
 
@@ -623,7 +613,7 @@ def pages(
     while seen is not None:
         page = cut.page(what, seen, rows_max)
         rows, blob = page.timers
-        payload, key = (slices_of(gather(rows, {0: blob}, name)) for name in ("payload", "key"))
+        payload, key = (gather(rows, {0: blob}, name).values() for name in ("payload", "key"))
         assert len(rows) <= rows_max
         yield [*zip(rows["due_ms"].tolist(), rows["seq"].tolist(), payload, key, strict=True)]
         assert page.next is None or page.next > seen

@@ -37,12 +37,6 @@ ROWS = st.lists(
 )
 
 
-def pieces(column: Binary) -> list[bytes]:
-    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
-    starts = [0, *ends][: len(ends)]
-    return [bytes(column.blob[a:b]) for a, b in zip(starts, ends, strict=True)]
-
-
 def part_with(headers: Binary | None, n: int, key: list[bytes] | None = None) -> Part:
     return Part(
         producer_id=ProducerId(0),
@@ -68,7 +62,7 @@ def test_traits_go_through_an_entry_and_leave_the_other_headers_as_they_are(
     found, bufs = decode_schedule(payload).rows, {0: payload}
     assert priorities(found, bufs).tolist() == levels
     places, ordering = ordering_keys(found, bufs)
-    assert dict(zip(places.tolist(), pieces(ordering), strict=True)) == {
+    assert dict(zip(places.tolist(), ordering.values(), strict=True)) == {
         at: key for at, key in enumerate(keys) if key
     }
     apart = found.copy()  # each row in a buffer of its own
@@ -78,12 +72,12 @@ def test_traits_go_through_an_entry_and_leave_the_other_headers_as_they_are(
     assert ordering_keys(apart, own)[1].blob == ordering.blob
     assert kinds_of(found, bufs) == (any(keys), any(each != PRIORITY_DEFAULT for each in levels))
     rest, traits = split(gather(found, bufs, "headers"))
-    assert pieces(rest) == pieces(headers)
+    assert rest.values() == headers.values()
     if traits is None:
         assert not any(keys)
         assert set(levels) == {PRIORITY_DEFAULT}
     else:
-        assert pieces(traits.ordering) == keys
+        assert traits.ordering.values() == keys
         assert traits.priority.tolist() == levels
 
 
@@ -101,12 +95,12 @@ def test_headers_of_other_forms_have_no_traits_and_break_nothing(texts: list[byt
 
 def test_letter_of_a_row_with_traits_keeps_them() -> None:
     traits = Traits(Binary.of([b"k"]), np.array([7], np.uint8))
-    [data] = pieces(join(Binary.of([encode_headers({"a": "b"})]), traits))
+    [data] = join(Binary.of([encode_headers({"a": "b"})]), traits).values()
     texts = decode_headers(data) | {"reason": "nacked"}
     rest, kept = split(Binary.of([encode_headers(texts)]))
-    assert pieces(rest) == [encode_headers({"a": "b", "reason": "nacked"})]
+    assert rest.values() == [encode_headers({"a": "b", "reason": "nacked"})]
     assert kept is not None
-    assert pieces(kept.ordering) == [b"k"]
+    assert kept.ordering.values() == [b"k"]
     assert kept.priority.tolist() == [7]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
-from timer.model.columns import ROW, Binary, gather
+from timer.model.columns import ROW, gather
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import QueueOffset, TopicId, UnixMs
 from timer.ready import spill as spill_module
@@ -53,16 +53,10 @@ def spills_of(queues: list[Queue]) -> list[Spill]:
 def content(pages: list[BlockRows]) -> list[Any]:
     found: list[Any] = []
     for page in pages:
-        columns = [texts_of(gather(page.rows, page.bufs, n)) for n in ("payload", "key", "headers")]
+        columns = [gather(page.rows, page.bufs, n).values() for n in ("payload", "key", "headers")]
         fields = page.rows[["seq", "due_ms", "requested_ms", "topic"]].tolist()
         found += zip(fields, page.fired_at_ms.tolist(), *columns, strict=True)
     return found
-
-
-def texts_of(column: Binary) -> list[bytes]:
-    ends = np.cumsum(column.sizes).tolist()
-    blob = bytes(column.blob)
-    return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def pages_of(queue: Queue) -> list[BlockRows]:

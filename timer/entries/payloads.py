@@ -137,6 +137,10 @@ class Keys:
     def __len__(self) -> int:
         return len(self.topic)
 
+    def names(self) -> list[tuple[int, bytes]]:
+        """Return (topic, key) of each timer."""
+        return list(zip(self.topic.tolist(), self.key.values(), strict=True))
+
 
 Targets: TypeAlias = Ids | Keys
 

@@ -156,22 +156,12 @@ def _distinct_prefix(batch: Sequence[_Waiting]) -> Iterator[_Waiting]:
     """Yield requests up to the first that names a timer again: it means the rescheduled timer."""
     named = set[object]()
     for each in batch:
-        names = set(_names(each.targets))
+        targets = each.targets
+        names = set(targets.seq.tolist() if isinstance(targets, Ids) else targets.names())
         if named & names:
             return
         named |= names
         yield each
-
-
-def _names(targets: Targets) -> Iterator[object]:
-    if isinstance(targets, Ids):
-        yield from targets.seq.tolist()
-        return
-    ends = np.cumsum(targets.key.sizes, dtype=np.int64).tolist()
-    for topic, size, end in zip(
-        targets.topic.tolist(), targets.key.sizes.tolist(), ends, strict=True
-    ):
-        yield topic, bytes(targets.key.blob[end - size : end])
 
 
 def _concatenated(targets: Sequence[Targets]) -> Targets:

@@ -120,6 +120,11 @@ class Binary:
         sizes = np.fromiter(map(len, values), dtype=np.uint32, count=len(values))
         return cls(sizes=sizes, blob=b"".join(values))
 
+    def values(self) -> list[bytes]:
+        """Return the byte strings, one by one."""
+        ends, blob = np.cumsum(self.sizes, dtype=np.int64).tolist(), bytes(self.blob)
+        return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
 
 def values_at(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
     """Return the byte strings at these ascending places, as a new column."""

@@ -168,7 +168,7 @@ class Prefetch:
 
     def _find_keys(self, keys: Keys) -> Ids:
         """Note the timers that have the keys, pending or not. Return their ids."""
-        names = names_of(keys.topic, keys.key)
+        names = keys.names()
         self._names |= {*names}
         rows: list[RowArray] = [np.empty(0, ROW)]
         hashes = self._runs[0].hasher(keys.topic, keys.key) if self._runs else None
@@ -196,7 +196,7 @@ class Prefetch:
 
     def names(self, topic: U32, keys: Binary) -> list[Name] | None:
         """Return (topic, key) for each key; None if some were not looked up."""
-        names = names_of(topic, keys)
+        names = Keys(topic, keys).names()
         return names if self._names.issuperset(names) else None
 
     def candidates(
@@ -212,11 +212,3 @@ class Prefetch:
         for at, (_, row) in enumerate(pairs):
             rows[at] = row
         return np.array([number for number, _ in pairs], np.intp), rows
-
-
-def names_of(topic: U32, keys: Binary) -> list[Name]:
-    """Return (topic, key) for each key."""
-    ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
-    blob = bytes(keys.blob)
-    texts = [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return list(zip(topic.tolist(), texts, strict=True))

@@ -290,10 +290,8 @@ class StoryReader:
                 due_ms, seq = int(targets.due_ms[issued]), int(targets.seq[issued])
                 old: TimerKey | None = TimerKey(UnixMs(due_ms), Seq(seq))
             else:
-                ends = np.cumsum(targets.key.sizes, dtype=np.int64)
-                end, size = int(ends[issued]), int(targets.key.sizes[issued])
-                key = bytes(targets.key.blob[end - size : end])
-                self._begin(TopicId(int(targets.topic[issued])), key)
+                topic, key = targets.names()[issued]
+                self._begin(TopicId(topic), key)
                 old = None
             yield StoryEvent(
                 kind=StoryKind.RESCHEDULED_FROM,
@@ -360,15 +358,8 @@ class StoryReader:
                 (targets.seq == np.uint64(self.target.seq)) & (targets.due_ms == self.target.due_ms)
             )
             return int(found[0]) if len(found) else None
-        if not self._key:
-            return None
-        ends = np.cumsum(targets.key.sizes, dtype=np.int64).tolist()
-        for at, (topic, start, end) in enumerate(
-            zip(targets.topic.tolist(), [0, *ends], ends, strict=False)
-        ):
-            if topic == self._topic and targets.key.blob[start:end] == self._key:
-                return at
-        return None
+        named = enumerate(targets.names() if self._key else ())
+        return next((at for at, name in named if name == (self._topic, self._key)), None)
 
     def _end_event(
         self, kind: StoryKind, entry: Entry, other: TimerKey | None = None

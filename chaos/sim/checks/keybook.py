@@ -65,10 +65,7 @@ def check_list(node: "SimNode", machine: Machine) -> None:
         raise Broken("list", f"{node}: {len(rows)} listed of {topic.counts}")
     if page.next is None:
         weigh(node, topic, rows)
-    column = gather(rows, {0: blob}, "key")
-    ends = column.sizes.cumsum().tolist()
-    keys = [bytes(column.blob[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-    keyed = [key for key in keys if key]
+    keyed = [key for key in gather(rows, {0: blob}, "key").values() if key]
     if len({*keyed}) < len(keyed):
         raise Broken("key", f"{node}: two of {sorted(keyed)} in {topic.name}")
 

@@ -108,9 +108,8 @@ class PolicyBook:
     def _target(self, targets: Targets, at: int) -> object:
         if isinstance(targets, Ids):
             return int(targets.seq[at])
-        start, end = (int(targets.key.sizes[:stop].sum()) for stop in (at, at + 1))
-        topic = self.fates.story.topics[int(targets.topic[at])]
-        return topic, bytes(targets.key.blob[start:end])
+        topic, key = targets.names()[at]
+        return self.fates.story.topics[topic], key
 
 
 def accepted_parts(
