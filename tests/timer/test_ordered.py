@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from tests.calls import calls_of
 from tests.timer.lease_play import LEASE_MS, Play, check_bookkeeping, steps_of, take_step
 from tests.timer.machines import leases_of
-from timer.entries.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
+from timer.entries.payloads import (
+    EXCLUSIVE,
+    FAILOVER,
+    KEY_SHARED,
+    SHARED,
+    GroupOp,
+    GroupSettings,
+    Nack,
+    Op,
+)
 from timer.leader.groups import key_order
 from timer.leader.groups.group_leases import (
     ACCEPT,
@@ -21,7 +30,8 @@ from timer.leader.groups.group_leases import (
     Leases,
 )
 from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
-from timer.leader.groups.lease_table import ConsumerStream, Lease
+from timer.leader.groups.lease_table import ConsumerStream, Lease, LeaseTable
+from timer.leader.groups.roster import Roster
 from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
 from timer.model.columns import ROW, U64, Buffers
 from timer.model.units import Epoch, UnixMs
@@ -412,3 +422,28 @@ def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.Mo
     play.consumers[0].credit = 1
     assert play.deliver() == [1]
     assert [consumer for _, consumer, *_ in tried] == play.consumers[:1]
+
+
+@pytest.mark.parametrize("type", [KEY_SHARED, SHARED])
+def test_lease_looks_at_few_of_many_consumers_and_leases(
+    monkeypatch: pytest.MonkeyPatch,
+    type: str,  # noqa: A002
+) -> None:
+    play = ordered(1, type, keys=b"-")
+    assert play.deliver() == [0]
+    play.consumers[0].credit = 10
+    play.check_order = lambda lease: None  # type: ignore[method-assign] # every pair takes long
+    for _ in range(299):
+        play.join(credit=10)
+    looks = calls_of(monkeypatch, Roster, "allowance")
+    leases = calls_of(monkeypatch, LeaseTable, "__getitem__")
+    for _ in range(300):
+        play.fire(1, keys=b"-")
+        assert len(play.deliver()) == 1
+        assert play.deliver() == []
+    assert len(play.leases._table) == 301
+    play.fire(300, keys=b"-" * 300)
+    while play.deliver():
+        pass
+    assert len(looks) < 10 * len(play.leases._table)
+    assert not leases, "no key has a consumer"

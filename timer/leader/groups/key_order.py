@@ -18,6 +18,7 @@ other.
 """
 
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -106,15 +107,14 @@ class KeyOrder:
         """See Order. The lease goes to the next consumer that may get an open message."""
         roster = self._roster
         self.work = SEARCH_WORK + roster.work
-        served = [*roster.consumers] if self._by_key else roster.active_consumers()
-        ready = [each for each in served if roster.allowance(each) > 0]
-        if not ready or self._ended.expiring:
+        served = roster.consumers if self._by_key else roster.active_consumers()
+        if self._ended.expiring or not any(roster.allowance(each) > 0 for each in served):
             return None
         size = min(max(WINDOW_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
         while True:
             window = self._open_window(clock_ms, queue, size)
             self.work += window.size // OFFSETS_A_UNIT
-            for consumer in _candidates(ready, window):
+            for consumer in self._candidates(served, window):
                 share = limit
                 if self._by_key:
                     share = max(
@@ -131,6 +131,18 @@ class KeyOrder:
             if window.size < size or size >= ORDER_WINDOW:
                 return None
             size = min(4 * size, ORDER_WINDOW)
+
+    def _candidates(
+        self, consumers: Sequence[ConsumerStream], window: _Window
+    ) -> Iterator[ConsumerStream]:
+        """Return the first TRIES_MAX consumers that may get one of the open messages."""
+        owners = set(np.unique(window.owner).tolist())
+        able = (
+            each
+            for each in consumers
+            if (NO_OWNER in owners or each.number in owners) and self._roster.allowance(each) > 0
+        )
+        return itertools.islice(able, TRIES_MAX)
 
     def _deliverable(self, consumer: ConsumerStream, offsets: U64, queue: Queue) -> U64:
         """Return the first ones of open messages that may be delivered together now."""
@@ -160,8 +172,10 @@ class KeyOrder:
         walls = ~(free | leased | states.acking)
         mine = keys[free]
         wall_at = _first_values(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
-        _, owners = self._holders(states.values[leased])
-        owner = _first_values(keys[leased], owners, mine, NO_OWNER)
+        lease_ids = states.values[leased].astype(np.int64)
+        owner = _first_values(keys[leased], lease_ids, mine, NO_OWNER)
+        owned = owner != NO_OWNER
+        _, owner[owned] = self._holders(owner[owned].astype(np.uint64))
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
         return _Window(offsets[before], owner[before], behind, len(keys))
@@ -261,15 +275,6 @@ class KeyOrder:
     def forget_below(self, cursor: int) -> None:
         """See Order."""
         self._keys.forget_below(cursor)
-
-
-def _candidates(consumers: list[ConsumerStream], window: _Window) -> list[ConsumerStream]:
-    """Return the first TRIES_MAX consumers that may get one of the open messages."""
-    owners = set(np.unique(window.owner).tolist())
-    able = (
-        consumers if NO_OWNER in owners else (each for each in consumers if each.number in owners)
-    )
-    return [*itertools.islice(able, TRIES_MAX)]
 
 
 def _first_values(keys: U64, values: I64, of: U64, default: int) -> I64:

@@ -83,7 +83,8 @@ class Roster:
         """Return the next consumer that may get messages; those before it lose their turn."""
         for place, consumer in enumerate(self.consumers):
             if self.allowance(consumer) > 0:
-                self.consumers = self.consumers[place:] + self.consumers[:place]
+                if place:
+                    self.consumers = self.consumers[place:] + self.consumers[:place]
                 return consumer
         return None
 
@@ -97,11 +98,12 @@ class Roster:
 
         `free`: messages that the group could deliver now. The consumer has an allowance.
         """
-        if not self._turns_left:
+        free = self.allowed_in_flight(free)
+        if not self._turns_left and free > 1:
             self._turns_left = sum(self.allowance(each) > 0 for each in self.consumers)
         return max(
             1,
-            -(-self.allowed_in_flight(free) // self._turns_left),
+            -(-free // max(1, self._turns_left)),
             int(consumer.credit * SHARE_MIN),
         )
 
