@@ -38,6 +38,7 @@ from timer.leader.groups.lease_table import (
     ConsumerStream,
 )
 from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
+from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import ROW
 from timer.model.units import Epoch, GroupId, MonoMs, QueueOffset, TopicId, UnixMs
 from timer.ready.group import Group
@@ -317,13 +318,15 @@ def test_single_messages_that_are_given_back_share_their_memory() -> None:
     assert play.delivered == dict.fromkeys(range(count), 2)
 
 
-def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
+def test_new_leader_with_much_put_off_looks_at_it_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     play = Play()
     for _ in range(4):
         play.fire(50_000)
     play.group.reserve(QueueOffset(200_000))
     every = np.arange(200_000, dtype=np.uint64)
-    play.group.nack(every, np.full(200_000, 50))
+    play.group.nack(every, np.repeat([53, 52, 51, 50], 50_000))
     play.next_epoch()
     play.join(credit=1000)
     play.apply()
@@ -332,8 +335,32 @@ def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
         calls += 1
     assert 1 <= calls < 10
     assert play.leases.next_return_ms() == 50
-    play.now_ms = 50
-    assert len(play.deliver()) == 1000
+    play.now_ms = 53
+    freed = calls_of(monkeypatch, SharedOrder, "_add_returned")
+    assert min(play.deliver()) > 100_000
+    assert play.leases.unfinished
+    assert play.leases.work > SCAN_MAX // OFFSETS_A_UNIT
+    assert sum(len(offsets) for _, offsets in freed) < 2 * SCAN_MAX
+    assert play.leases.waiting_from(play.queue.end, UnixMs(53)) == 0
+    play.consumers[0].credit = 200_000
+    while play.deliver():
+        pass
+    assert len(play.delivered) == 200_000
+
+
+def test_leases_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_leases, "ENDS_MAX", 2 * LEASE_WEIGHT + 20)
+    play = ready(100)
+    while play.deliver(10):
+        pass
+    ops = play.leases.hand_over()
+    first = next(ops)
+    assert first.offsets.tolist() == [*range(20)]
+    play.ack_lease()  # 90 to 99
+    rest = [*ops]
+    assert np.concatenate([op.offsets for op in rest[:-1]]).tolist() == [*range(20, 90)]
+    assert all(len(op.offsets) <= 20 for op in rest)
+    assert [op.op for op in rest] == [Op.RECALL] * 5 + [Op.HAND_OVER]
 
 
 def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> None:

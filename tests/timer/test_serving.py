@@ -8,7 +8,7 @@ from tests.timer.leading import LEASE_MS, Play, delivered, schedule
 from tests.timer.machines import u64
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
-from timer.leader.groups import ended_messages, group_dispatch, nack_details
+from timer.leader.groups import ended_messages, group_batch, group_dispatch, nack_details
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import (
     ACCEPT,
@@ -154,7 +154,7 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
 
 
 def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_dispatch, "STEP_GROUPS", 2)
+    monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 4 * group_batch.OP_WEIGHT)
     play = Play()
     groups = [play.make_group(name) for name in ("a", "b", "c")]
     for group in groups:

@@ -1,5 +1,6 @@
 """Planted bugs in ordered groups and in seeks (see tests/chaos/planted/planted.py)."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
@@ -76,9 +77,9 @@ def _seek_forward(self: Machine, op: Any, group: Group) -> Any:
 _hand_over = Leases.hand_over
 
 
-def _hand_over_untold(self: Leases) -> list[GroupOp]:
+def _hand_over_untold(self: Leases) -> Iterator[GroupOp]:
     """Append only the HAND_OVER operations at a handover, and none for the leases."""
-    return [op for op in _hand_over(self) if op.op is Op.HAND_OVER]
+    return (op for op in _hand_over(self) if op.op is Op.HAND_OVER)
 
 
 def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:

@@ -89,6 +89,16 @@ class GroupBatch:
             where, parts = (op.op, op.topic, op.group), pieces(op.offsets, ENDED_OFFSETS_MAX)
             self.pending_ops += [PendingOp(GroupOp(*where, piece)) for piece in parts]
 
+    def add_some(self, ops: Iterator[GroupOp]) -> bool:
+        """Add the next ops, of about one entry; return whether there may be more."""
+        weight_left = GROUP_OFFSETS_MAX
+        for op in ops:
+            self.add(op)
+            weight_left -= _weight(op)
+            if weight_left <= 0:
+                return True
+        return False
+
     def take(self) -> "GroupBatch":
         """Remove and return the first ops and acks that fit into one entry."""
         weight_left = GROUP_OFFSETS_MAX

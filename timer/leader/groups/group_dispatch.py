@@ -92,7 +92,7 @@ WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
 STEP_GROUPS: Final = 64
-"""Most groups that one step handles for each cause: ended leases, free messages, handovers."""
+"""Most groups that one step handles for each cause: ended leases, delayed and paced messages."""
 LETTER_RETRY_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
@@ -135,8 +135,8 @@ class GroupDispatch:
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
-        self._to_hand_over: list[Leases] | None = None
-        """Groups still to be handed over. None: the leader stays."""
+        self._to_hand_over: Iterator[GroupOp] | None = None
+        """Ops of the handover that are still to be appended. None: the leader stays."""
         self._leases: dict[GroupId, Leases] = {}
         self._lease_ids = itertools.count()
         self._seeks: list[tuple[Group, UnixMs, OnResult]] = []
@@ -666,13 +666,13 @@ class GroupDispatch:
 
         Nothing is delivered from the first call on. Returns whether another call is needed.
         """
-        waiting = [*self._leases.values()] if self._to_hand_over is None else self._to_hand_over
-        for op in itertools.chain.from_iterable(each.hand_over() for each in waiting[:STEP_GROUPS]):
-            self._batch.add(op)
-        self._to_hand_over = waiting[STEP_GROUPS:]
+        if self._to_hand_over is None:
+            ops = map(Leases.hand_over, [*self._leases.values()])
+            self._to_hand_over = itertools.chain.from_iterable(ops)
+        more = self._batch.add_some(self._to_hand_over)
         while self._batch and self._flush(now):
             pass
-        return bool(self._to_hand_over)
+        return more
 
     def flush(self, now: Now) -> None:
         """Append one entry of the batch, unless IN_FLIGHT_MAX entries are in flight."""

@@ -224,21 +224,22 @@ class Leases:
         offsets = np.array([max(fresh + ahead, self.group.delivered_to)], np.uint64)
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
 
-    def hand_over(self) -> list[GroupOp]:
-        """Return the ops that record, for a successor, how often each message was delivered.
+    def hand_over(self) -> Iterator[GroupOp]:
+        """Yield the ops that record, for a successor, how often each message was delivered.
 
         Deliveries that were not sent are dropped, and count no attempt. Nothing is
         delivered from then on until the ops are applied and offsets are reserved again.
         """
         group = self.group
         if group.reserved == group.cursor and not self._reserving:
-            return []
+            return
         self.handing_over = True
         end = np.array([max(self._table.fresh, int(group.cursor))], np.uint64)
         where = group.topic, group.group_id
         self._order.on_freed(self._table.free_unsent(self._table.lease_ids()))
-        leased = self._table.leased()
-        return [GroupOp(Op.RECALL, *where, leased), GroupOp(Op.HAND_OVER, *where, end)]
+        for leased in self._table.leased(ENDS_MAX):
+            yield GroupOp(Op.RECALL, *where, leased)
+        yield GroupOp(Op.HAND_OVER, *where, end)
 
     def deliver(
         self,

@@ -14,7 +14,7 @@ table of several chunks they are dropped above it, too. So test `Group.is_acked`
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -230,12 +230,22 @@ class LeaseTable:
         """Return the leases in force, in the order in which they were given."""
         return [*self._leases]
 
-    def leased(self) -> U64:
-        """Return the offsets of all leased messages, ascending, each once."""
-        return self._offsets_of(self._leases.values())
+    def leased(self, weight: int) -> Iterator[U64]:
+        """Yield the offsets of all leased messages: of leases of that weight at a time, ascending.
+
+        Between two parts, leases may end: their messages are left out.
+        """
+        some, left = list[Lease](), weight
+        for lease in [*self._leases.values()]:
+            some.append(lease)
+            left -= LEASE_WEIGHT + len(lease.offsets)
+            if left <= 0:
+                yield self._offsets_of(some)
+                some, left = [], weight
+        yield self._offsets_of(some)
 
     def _offsets_of(self, leases: Collection[Lease]) -> U64:
-        """Return the messages that leases, in force until now, still hold, ascending."""
+        """Return the messages that leases still hold, ascending. Leases that ended hold none."""
         if not leases:
             return np.zeros(0, np.uint64)
         offsets: U64 = np.concatenate([lease.offsets for lease in leases])

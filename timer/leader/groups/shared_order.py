@@ -116,7 +116,7 @@ class SharedOrder:
                 return found
             scanned += len(offsets)
             if scanned > SCAN_MAX:  # millions may be acked behind one that is stuck
-                self.unfinished = table.fresh < end
+                self.unfinished |= table.fresh < end
                 break
             scan = min(2 * scan, max(limit, SCAN_MAX))
         return np.zeros(0, np.uint64)
@@ -255,16 +255,20 @@ class SharedOrder:
         self._merge_at = len(self._waiting) + WAITING_MIN
 
     def _release(self, clock_ms: UnixMs) -> None:
-        """Free the delayed messages whose time has come."""
-        while self._waiting and self._waiting[0][0] <= clock_ms:
+        """Free delayed messages whose time has come: SCAN_MAX of them, and the rest of an array."""
+        left = SCAN_MAX
+        while left > 0 and self._waiting and self._waiting[0][0] <= clock_ms:
             _, _, times, offsets = heapq.heappop(self._waiting)
             due = int(np.searchsorted(times, clock_ms, side="right"))
             if due < len(times):
                 self._push_delayed(times[due:], offsets[due:])
+            left -= due
             ready = np.sort(offsets[:due])
             ready = ready[self._table.of(ready).waiting]
             self._table.set(ready, FREE)
             self._add_returned(ready)
+        self.work += (SCAN_MAX - left) // OFFSETS_A_UNIT
+        self.unfinished |= left <= 0
 
     def next_return_ms(self) -> UnixMs | None:
         """See Order."""
@@ -287,6 +291,10 @@ class SharedOrder:
                 if len(free):
                     found.append(int(free[0]))
                     break
+        for _, _, times, offsets in self._waiting:  # those that `_release` left
+            due = offsets[: int(np.searchsorted(times, clock_ms, side="right"))]
+            if len(due := due[self._table.of(due).waiting]):
+                found.append(int(due.min()))
         return min(found, default=None)
 
     def on_move(self, lease_number: int, first: int) -> None:
