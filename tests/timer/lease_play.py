@@ -77,8 +77,8 @@ class Play:
 
     def leave(self, consumer: ConsumerStream) -> None:
         self.consumers.remove(consumer)
-        self.propose(self.leases.leave(consumer))
-        self.propose(self.leases.recall())
+        self.leases.leave(consumer)
+        self.wait(0)
 
     def propose(self, op: GroupOp | None) -> None:
         if op is not None:

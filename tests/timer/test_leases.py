@@ -220,6 +220,17 @@ def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
     assert len(play.leases._table._deadlines) <= DEADLINES_MIN + 2
 
 
+def test_leases_of_consumers_that_leave_together_end_in_one_operation() -> None:
+    play = ready(3, credit=1)
+    for _ in range(2):
+        play.join(credit=1)
+    assert [play.deliver() for _ in range(3)] == [[0], [1], [2]]
+    for consumer in play.consumers:
+        play.leases.leave(consumer)
+    play.wait(0)
+    assert [op.offsets.tolist() for op in play.log if op.op is Op.ENDED] == [[0, 1, 2]]
+
+
 def singles(play: Play, count: int) -> ConsumerStream:
     """Lease `count` messages to the first consumer, one by one."""
     consumer = play.consumers[0]

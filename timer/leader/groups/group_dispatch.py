@@ -317,15 +317,14 @@ class GroupDispatch:
         self._turns.want(group.group_id)
 
     def leave(self, group: Group, consumer: ConsumerStream, unsent: Iterable[LeaseId] = ()) -> None:
-        """Remove a consumer at the end of its stream; redeliver its messages at once.
+        """Remove a consumer at the end of its stream; redeliver its messages soon.
 
         `unsent`: its last leases, which never left this node. They count no attempt and no failure.
         """
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
             leases.end_unsent(unsent)
-            self._batch.add(leases.leave(consumer))
-            self._batch.add(leases.recall())
+            leases.leave(consumer)
             self._ends.set(group.group_id, leases.wake_at_ms())
             self._turns.want(group.group_id)  # the next consumer may have its turn
 

@@ -438,15 +438,10 @@ class Leases:
         """Add a consumer."""
         self._roster.join(consumer)
 
-    def leave(self, consumer: ConsumerStream) -> GroupOp | None:
-        """Remove a consumer at its stream's end; end its leases. Return the ENDED op to propose.
-
-        `expire` ends the leases beyond ENDS_MAX.
-        """
+    def leave(self, consumer: ConsumerStream) -> None:
+        """Remove a consumer at its stream's end. `expire` ends its leases, with those of others."""
         self.retire(consumer)
         self._former_consumers.append(consumer)
-        offsets, _ = self._end_former_leases(ENDS_MAX)
-        return self._ended_op(offsets)
 
     def _end_former_leases(self, weight_left: int) -> tuple[U64, int]:
         """End leases of former consumers; return their messages and the rest of `weight_left`."""
