@@ -271,7 +271,8 @@ def _schedule(loop: StagedLoop, names: Sequence[str], ids: Sequence[TopicId], ca
     def read(body: bytes) -> Part:
         request = pb.ScheduleRequest.FromString(body)
         wire_rows.check_request(request, LIMITS)
-        return wire_rows.part_of(request, topics, LIMITS, loop.leader, loop.now)
+        pieces = [*wire_rows.pieces_of(request, topics, LIMITS, loop.leader, loop.now)]
+        return wire_rows.part_of(request, topics, pieces, loop.leader, loop.now)
 
     def append(part: Part) -> None:
         loop.leader.schedule(part, lambda _: None, loop.now)

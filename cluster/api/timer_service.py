@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
@@ -37,6 +37,7 @@ from cluster.rpc.request_bounds import size_of
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from timer.leader.leader import Leader
+from timer.model.columns import Part
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
@@ -55,7 +56,7 @@ from timerclient.values.same_fields import as_type
 UNREAD_ANSWERS_MAX: Final = 1024
 """Unread answers of a stream. Above this its requests are not read."""
 TOPICS_AT_ONCE: Final = 128
-"""New topics of a request that are created together: each takes some 50 µs of the loop."""
+"""Topics of a request that are created or checked together: each takes some 50 µs of the loop."""
 
 
 class TimerService(Service, rpc.TimerServiceServicer):
@@ -252,8 +253,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         elif topics is None:
             topics = await self._create_topics(leader, request)
         future = _NumberedFuture(request.request_no)
-        now = self._host.now()
-        part = wire_rows.part_of(request, topics, self._limits, leader, now)
+        part = await self._part_of(leader, request, topics)
 
         def done(result: object) -> None:
             if future.done():
@@ -273,9 +273,24 @@ class TimerService(Service, rpc.TimerServiceServicer):
             if began_ns:
                 self._host.stamp_request(began_ns)
 
-        leader.schedule(part, done, now, whose)
+        leader.schedule(part, done, self._host.now(), whose)
         self._host.kick()
         return future
+
+    async def _part_of(
+        self, leader: Leader, request: AnyScheduling, topics: Mapping[str, TopicId]
+    ) -> Part:
+        """Return a request as columns. The loop serves others between portions of many topics."""
+        now, policies = self._host.now(), leader.admission.policies
+        pieces: list[wire_rows.CheckedColumns] = []
+        for piece in wire_rows.pieces_of(request, topics, self._limits, leader, now):
+            pieces.append(piece)
+            if not len(pieces) % TOPICS_AT_ONCE:
+                await asyncio.sleep(0)
+        if leader.admission.policies is not policies:  # its entry is behind the new ones
+            now = self._host.now()
+            pieces = [*wire_rows.pieces_of(request, topics, self._limits, leader, now)]
+        return wire_rows.part_of(request, topics, pieces, leader, now)
 
     def _known_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId] | None:
         topics: dict[str, TopicId] = {}

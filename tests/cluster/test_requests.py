@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from cluster.api import wire_rows
@@ -26,6 +27,9 @@ from cluster.rpc.request_bounds import (
     UnreadableRequest,
     reader_of,
 )
+from tests.calls import calls_of
+from tests.timer.leading import Play
+from timer.entries.policies import CLUSTER, ScopePolicy
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 
@@ -67,6 +71,28 @@ async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> 
     found = await TimerService._create_topics(service, leader, pb.ScheduleRequest(timers=timers))
     assert found == {str(number): number for number in range(count)}
     assert most == TOPICS_AT_ONCE
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_many_topics_are_checked_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, *, changed: bool
+) -> None:
+    play = Play()
+    service: Any = SimpleNamespace(_host=SimpleNamespace(now=lambda: play.now), _limits=LIMITS)
+    columns = pb.TimerColumns(topic="a", payload_sizes=[1], payloads=b"x", delay_ms=[5])
+    request = pb.ScheduleRequest(timers=[columns] * (2 * TOPICS_AT_ONCE + 1))
+    checked = calls_of(monkeypatch, wire_rows.CheckedColumns, "of")
+    part = TimerService._part_of(service, play.leader, request, {"a": play.topic_id})
+    work, counts = asyncio.create_task(part), [0]
+    while not work.done():
+        await asyncio.sleep(0)
+        if changed and len(counts) == 2:
+            play.leader.admission.change(CLUSTER, ScopePolicy(fixed_delay_ms=77))
+        counts.append(len(checked))
+    part_ms = (await work).due_ms - play.now.clock_ms
+    assert part_ms.tolist() == [77 if changed else 5] * len(request.timers)
+    if not changed:
+        assert max(np.diff(counts)) == TOPICS_AT_ONCE
 
 
 def test_message_of_too_many_bytes_is_not_parsed() -> None:

@@ -11,11 +11,13 @@ from cluster.api.wire_rows import (
     check_request,
     count_texts,
     part_of,
+    pieces_of,
     put_bytes,
     wanted_times_of,
 )
 from tests.timer.leading import Play
-from timer.model.columns import Binary, encode_headers
+from timer.leader.leader import Leader
+from timer.model.columns import Binary, Part, encode_headers
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import MonoMs, Now, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
@@ -71,6 +73,11 @@ def test_message_has_a_column_of_keys_or_headers_only_where_a_row_has_one(
     assert (list(out.headers_sizes), out.headers) == ([2, 0], b"hd")
 
 
+def columns_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> Part:
+    topics = {"t": TopicId(1)}
+    return part_of(request, topics, [*pieces_of(request, topics, LIMITS, leader, now)], leader, now)
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(1, 5), (5, 1)])
 def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many(
     columns: int, rows: int
@@ -84,10 +91,10 @@ def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_m
     now = Now(MonoMs(0), UnixMs(1))
     check_request(request, LIMITS)
     with pytest.raises(InvalidRequestError, match=f"at most {HEADERS_MAX}"):
-        part_of(request, {"t": TopicId(1)}, LIMITS, Play().leader, now)
+        columns_of(request, Play().leader, now)
     if columns > 1:
         del request.timers[-1]  # as many as may be, in several columns
-        part = part_of(request, {"t": TopicId(1)}, LIMITS, Play().leader, now)
+        part = columns_of(request, Play().leader, now)
         assert part.headers is not None
         assert part.headers.blob == row * 4
 
@@ -98,9 +105,9 @@ def test_traits_need_a_feature_level_that_all_nodes_know() -> None:
     request.timers.add(topic="t", delay_ms=[0], payload_sizes=[0], priorities=[7])
     assert leader.machine.level == 1
     with pytest.raises(InvalidRequestError, match=r"set at feature level 1.*needs feature level 2"):
-        part_of(request, {"t": TopicId(1)}, LIMITS, leader, now)
+        columns_of(request, leader, now)
     leader.machine.level = 2
-    headers = part_of(request, {"t": TopicId(1)}, LIMITS, leader, now).headers
+    headers = columns_of(request, leader, now).headers
     assert headers is not None
     out = pb.Deliveries()
     put_bytes(out, Binary.of([b""]), Binary.of([b""]), headers)

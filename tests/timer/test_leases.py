@@ -349,7 +349,7 @@ def test_new_leader_with_much_put_off_looks_at_it_in_steps(
     play.now_ms = 53
     freed = calls_of(monkeypatch, SharedOrder, "_add_returned")
     assert min(play.deliver()) > 100_000
-    assert play.leases.unfinished
+    assert play.leases._order.unfinished
     assert play.leases.work > SCAN_MAX // OFFSETS_A_UNIT
     assert sum(len(offsets) for _, offsets in freed) < 2 * SCAN_MAX
     assert play.leases.waiting_from(play.queue.end, UnixMs(53)) == 0

@@ -31,7 +31,7 @@ _admission = Admission.__init__
 def _begin_without(self: Admission, machine: Machine, node: ScopePolicy, salt: int) -> None:
     """Let a new leader ignore the policies until the next change."""
     _admission(self, machine, node, salt)
-    self._policies = Policies()
+    self.policies = Policies()
 
 
 def _of_no_topic(self: Store, due_ms: Any, seq: Any) -> U32:

@@ -226,7 +226,8 @@ class Admission:
         self._machine = machine
         self._draws = Draws(seed)
         self._node = node
-        self._policies = machine.policies
+        self.policies = machine.policies
+        """Replaced by each change."""
         self._rules: dict[int, Rules] = {}
 
     def rules(self, topic_id: int) -> Rules:
@@ -235,36 +236,36 @@ class Admission:
         if rules is None:
             topic = self._machine.topics.get(TopicId(topic_id))
             namespace = namespace_of(topic.name) if topic is not None else ""
-            effective = self._policies.effective(self._node, namespace, TopicId(topic_id))
+            effective = self.policies.effective(self._node, namespace, TopicId(topic_id))
             rules = self._rules[topic_id] = Rules(effective, self._draws)
         return rules
 
     def ttl_ms(self, topic: "Topic") -> int:
         """Return a message's time to live after its due time, milliseconds; 0: no limit."""
-        return self._policies.value_of("ttl_ms", topic.name, topic.topic_id) or 0
+        return self.policies.value_of("ttl_ms", topic.name, topic.topic_id) or 0
 
     def rates(self, topic: "Topic") -> tuple[int, int]:
         """Return a topic's most deliveries a second: of all groups, of each group. 0: no limit."""
-        if not self._policies.has(*RATES):
+        if not self.policies.has(*RATES):
             return 0, 0
-        policies, name, topic_id = self._policies, topic.name, topic.topic_id
+        policies, name, topic_id = self.policies, topic.name, topic.topic_id
         of_topic, of_group = (policies.value_of(field, name, topic_id) or 0 for field in RATES)
         return of_topic, of_group
 
     @property
     def differs(self) -> bool:
         """Whether the rules differ between topics."""
-        return self._policies.has_narrow_scopes
+        return self.policies.has_narrow_scopes
 
     @property
     def has_quotas(self) -> bool:
         """Whether some topic has a quota."""
-        return self._policies.has(*QUOTAS)
+        return self.policies.has(*QUOTAS)
 
     @property
     def has_ttl(self) -> bool:
         """Whether some topic has a time to live."""
-        return self._policies.has("ttl_ms")
+        return self.policies.has("ttl_ms")
 
     def times(self, when: WantedTimes, rows: int, topics: U32 | None, now: Now) -> Times:
         """Return the times of `rows` timers. `topics`: their topic ids, (rows,).
@@ -318,10 +319,10 @@ class Admission:
                 raise InvalidRequestError(
                     name, value, f"must be at most {most}, the node's own limit"
                 )
-        before = self._policies.of(scope).pack()
+        before = self.policies.of(scope).pack()
         rest = {name: value for name, value in before.items() if name not in unset}
         policy = fields.over(ScopePolicy(**rest)).check()
-        full = self._policies.namespaces >= NAMESPACES_MAX
+        full = self.policies.namespaces >= NAMESPACES_MAX
         if scope.namespace and full and not before and policy.pack():
             limit = f"at most {NAMESPACES_MAX} namespaces have policies"
             raise InvalidRequestError("namespace", scope.namespace, limit)
@@ -329,5 +330,5 @@ class Admission:
 
     def change(self, scope: Scope, policy: ScopePolicy) -> None:
         """Use a scope's new policy from now on: the leader has appended its entry."""
-        self._policies = self._policies.with_policy(scope, policy)
+        self.policies = self.policies.with_policy(scope, policy)
         self._rules.clear()
