@@ -8,7 +8,7 @@ import pytest
 from tests.timer.leading import LEASE_MS, Play, schedule
 from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups import shared_order
-from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX
+from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX, PriorityShelf
 from timer.leader.groups.shared_order import SharedOrder
 from timer.ready.group import Group
 
@@ -55,6 +55,16 @@ def test_priority_changes_nothing_where_an_order_holds(kind: str) -> None:
     group = play.make_group(type=kind)
     schedule(play, [4, 0, 9, 4, 9, 0], [b"k"] * 6)
     assert take_all(play, group, 10) == [*range(6)]
+
+
+def test_messages_taken_from_a_full_shelf_copy_none_of_the_others() -> None:
+    shelf, offsets = PriorityShelf(), np.arange(SHELF_MAX, dtype=np.uint64)
+    shelf.put(offsets, (offsets % 10).astype(np.uint8))
+    before, runs = shelf.levels, 3
+    for _ in range(runs * (RUN + OLDEST)):
+        shelf.take(shelf.choose(1))
+    assert shelf.count == sum(map(len, shelf.levels)) == SHELF_MAX - runs * (RUN + OLDEST)
+    assert all(map(np.shares_memory, before, shelf.levels))
 
 
 def test_message_that_becomes_ready_passes_a_backlog_of_lower_ones() -> None:

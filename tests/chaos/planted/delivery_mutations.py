@@ -1,6 +1,6 @@
 """Planted bugs of ordering keys, priorities and rates."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,9 +34,12 @@ def _both_ways(self: Draws, most: int, count: int) -> I64:
     return np.full(count, -most // 2, np.int64)
 
 
-def _oldest(self: PriorityShelf, most: int) -> U64:
-    """Return the oldest messages, whatever their priority."""
-    return np.sort(np.concatenate([np.zeros(0, np.uint64), *self.levels]))[:most]
+_put = PriorityShelf.put
+
+
+def _put_at_one_level(self: PriorityShelf, offsets: U64, priority: Any) -> None:
+    """Sort no message by its priority: the oldest ones are first."""
+    _put(self, offsets, np.zeros_like(priority))
 
 
 _mutation: Final = Planting(TimerWorld, traits=True, mischief=())
@@ -57,7 +60,7 @@ MUTATIONS: Final = (
         {"priority"},
         10,
         "more messages of a shared group are ready than a consumer has credit for",
-        patch(PriorityShelf, "choose", _oldest),
+        patch(PriorityShelf, "put", _put_at_one_level),
     ),
     _mutation(
         "bucket_has_no_end",

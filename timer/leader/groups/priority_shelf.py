@@ -74,17 +74,16 @@ class PriorityShelf:
         """Remove messages that `choose` returned, or the first of them: they are delivered."""
         if self._oldest_left:
             self._oldest_left = max(0, self._oldest_left - len(offsets))
-        elif len(self.levels) > 1:
-            self._run_taken += len(offsets)
-            if self._run_taken >= RUN:
-                self._run_taken, self._oldest_left = 0, OLDEST
-
-        def others(held: U64) -> U64:
-            place = np.searchsorted(held, offsets)
-            place = place[place < len(held)]
-            return np.delete(held, place[np.isin(held[place], offsets)])
-
-        self.retain(others)
+            last = offsets[-1]  # all older ones go with it
+            self._levels = [held[held.searchsorted(last, "right") :] for held in self._levels]
+        else:
+            level = max(at for at, held in enumerate(self._levels) if len(held))
+            if self.count > len(self._levels[level]):  # others wait
+                self._run_taken += len(offsets)
+                if self._run_taken >= RUN:
+                    self._run_taken, self._oldest_left = 0, OLDEST
+            self._levels[level] = self._levels[level][len(offsets) :]
+        self.count -= len(offsets)
 
     def retain(self, retained: Callable[[U64], U64]) -> None:
         """Keep those messages that `retained` returns, of one priority at a time, ascending."""
