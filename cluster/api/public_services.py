@@ -48,7 +48,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     """Return the public services of a node with the settings `config`.
 
     `threads`: run queries. None: threads of the services' own.
-    `outboxes`: bytes that consumers have not read yet. None: the services' own.
+    `outboxes`: bytes that clients have not read yet. None: the services' own.
     `backups`, `scrub`: None: the node has no files. `reload`: reads files of TLS again.
     """
     limits = config.limits
@@ -67,6 +67,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
         auto_create_topics=config.auto_create_topics,
         topic_name_bytes_max=limits.topic_name_bytes_max,
         threads=threads,
+        outboxes=outboxes,
         hooks=hooks,
     )
     view.late_topics = timers.queries.late_topics

@@ -32,9 +32,10 @@ from cluster.rpc.handlers import (
     unary_handler,
     within,
 )
+from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import error_for
 from cluster.rpc.request_bounds import size_of
-from cluster.rpc.rpc_caller import CALLER
+from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model.columns import Part
@@ -54,7 +55,7 @@ from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.values.same_fields import as_type
 
 UNREAD_ANSWERS_MAX: Final = 1024
-"""Unread answers of a stream. Above this its requests are not read."""
+"""Unread answers of a stream. Above this its requests are not read; see _UnreadBytes, too."""
 TOPICS_AT_ONCE: Final = 128
 """Topics of a request that are created or checked together: each takes some 50 µs of the loop."""
 
@@ -71,11 +72,12 @@ class TimerService(Service, rpc.TimerServiceServicer):
         auto_create_topics: bool,
         topic_name_bytes_max: int,
         threads: Executor | None,
+        outboxes: Outboxes,
         hooks: ServiceHooks,
     ) -> None:
         """`threads` run queries; None for threads of its own."""
         super().__init__(hooks)
-        self._host = host
+        self._host, self._outboxes = host, outboxes
         self._limits = limits
         self._salt = salt
         self._auto_create_topics = auto_create_topics
@@ -160,6 +162,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         unread: list[EngineError] = []
         answers: asyncio.Queue[tuple[float, _Answering] | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
+        held = _UnreadBytes(self._outboxes, context)
         whose = caller_of(context)
 
         async def read() -> None:
@@ -167,14 +170,16 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 async for request in RequestStream(requests, context, self.hooks.on_request):
                     began = time.perf_counter()
                     try:
-                        answers.put_nowait(
-                            (began, await self._schedule_in_turn(request, context, whose))
-                        )
+                        future = await self._schedule_in_turn(request, context, whose)
+                        future.add_done_callback(held.add)
+                        answers.put_nowait((began, future))
+                        del future
                     except EngineError as error:
                         refusal = self._refusal(request.request_no, error, context)
                         answers.put_nowait((began, refusal))
                     del request  # the client may read its answer much later
                     await room.acquire()
+                    await held.fall()
             except EngineError as error:  # the stream is broken: no later request is readable
                 unread.append(error)
             finally:
@@ -183,18 +188,19 @@ class TimerService(Service, rpc.TimerServiceServicer):
         reader = asyncio.create_task(read())
         try:
             while (waiting := await answers.get()) is not None:
-                began, answer = waiting
-                if isinstance(answer, asyncio.Future):
-                    answer = await _answer(answer, context)
+                began, future = waiting
+                answer = await _answer(future, context)
                 code = grpc_errors.code_in(answer.error)
                 self.hooks.on_answer("ScheduleStream", code, "no", time.perf_counter() - began)
-                del waiting
                 yield as_type(pb.ScheduleStreamResponse, answer)
+                held.remove(future)
                 room.release()
+                del waiting, future, answer
             if unread:
                 raise unread.pop()
         finally:
             reader.cancel()
+            held.close()
             while not answers.empty():  # the client has gone
                 left = answers.get_nowait()
                 if left is not None and isinstance(left[1], asyncio.Future):
@@ -429,6 +435,47 @@ class TimerService(Service, rpc.TimerServiceServicer):
 _Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse
 
 
+class _UnreadBytes:
+    """The bytes of a stream's answers that its producer has not read; see Outboxes.most."""
+
+    def __init__(self, outboxes: Outboxes, context: Context) -> None:
+        self._outboxes, self._peer, self._caller = outboxes, context.peer(), caller_name()
+        self._size, self._open = 0, True
+        self._fell = asyncio.Event()
+
+    def add(self, future: _Answering) -> None:
+        """Add an answer, which is ready."""
+        self._count(_size_of(future))
+
+    def remove(self, future: _Answering) -> None:
+        """Remove an answer that was read."""
+        self._count(-_size_of(future))
+
+    def close(self) -> None:
+        """Remove all answers, and count no further ones."""
+        self._count(-self._size)
+        self._open = False
+
+    def _count(self, size: int) -> None:
+        if self._open and size:
+            self._size += size
+            self._outboxes.add(self._peer, self._caller, size)
+            self._fell.set()
+
+    async def fall(self) -> None:
+        """Wait until the stream may hold the bytes that it holds."""
+        while self._size > self._outboxes.most(self._caller):
+            self._fell.clear()
+            await self._fell.wait()
+
+
+def _size_of(future: _Answering) -> int:
+    """Return the bytes of an answer; 0: it is an error."""
+    if not isinstance(future, asyncio.Future) or future.cancelled() or future.exception():
+        return 0
+    return future.result().ByteSize()
+
+
 class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
     """The future answer to the request with this number."""
 
@@ -437,9 +484,9 @@ class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
         self.request_no = request_no
 
 
-async def _answer(
-    future: "asyncio.Future[pb.ScheduleResponse]", context: Context
-) -> pb.ScheduleResponse:
+async def _answer(future: _Answering, context: Context) -> pb.ScheduleResponse:
+    if not isinstance(future, asyncio.Future):
+        return future
     try:
         return await future
     except EngineError as error:

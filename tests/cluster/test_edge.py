@@ -124,6 +124,33 @@ async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high(
     assert [error.__traceback__ for error in errors] == [None, None], "it refers to the request"
 
 
+async def test_unread_answers_of_a_stream_of_timers_count_and_hold_up_its_requests() -> None:
+    host: Any = Hosted()
+    outboxes, rows = Outboxes(16 * MIB), 40_000
+    config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
+    services = services_of(host, host, host, config, outboxes=outboxes)
+    timers = pb.TimerColumns(topic="t", payload_sizes=[0] * rows, delay_ms=[1_000] * rows)
+    read = 0
+
+    async def requests() -> AsyncIterator[pb.ScheduleStreamRequest]:
+        nonlocal read
+        for read in range(1, 31):
+            for _ in range(5):  # the leader answers the one before
+                await asyncio.sleep(0)
+            yield pb.ScheduleStreamRequest(request_no=read, timers=[timers])
+
+    schedule: Any = services.timers.ScheduleStream
+    answers = schedule(requests(), SimpleNamespace(peer=lambda: "ipv4:10.0.0.1:1"))
+    size = (await anext(answers)).ByteSize()
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert 8 * MIB < outboxes.total == outboxes.unread["ipv4:10.0.0.1:1"] < 8 * MIB + 4 * size
+    assert read < 30
+    assert [(await anext(answers)).request_no for _ in range(20)] == [*range(2, 22)]
+    await answers.aclose()
+    assert (outboxes.total, dict(outboxes.unread)) == (0, {})
+
+
 async def test_memory_is_watched_while_no_file_can_be_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
