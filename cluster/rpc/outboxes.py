@@ -21,8 +21,9 @@ from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 """Of one stream, at most."""
-MEMORY_PART: Final = 4
-"""All streams together hold at most this part of the process's memory limit: a quarter."""
+MEMORY_PART: Final = 8
+"""All streams together hold at most this part of the process's memory limit: an eighth. Unread
+bytes take up to three times as much."""
 ANSWER_BYTES: Final = 4 << 10
 """A smaller unary answer is not counted."""
 STEP_DELIVERIES: Final = WORK_MAX // LEASE_WORK
