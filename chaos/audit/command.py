@@ -33,7 +33,7 @@ SPARK_LOG: Final = "spark.log"
 REASON_MAX: Final = 300
 """The most characters of an error's first line that are printed."""
 _UNUSABLE: Final = re.compile(
-    r"^(?:timer\.model\.timer_errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
+    r"^(?:timer\.model\.timer_errors\.\w+|zoneinfo[.\w]+|ValueError|FileNotFoundError): (.*)$", re.M
 )
 """The form in which a Python worker reports an error that makes a run unusable."""
 

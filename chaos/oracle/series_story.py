@@ -229,7 +229,7 @@ def _next_ms(spec: SeriesSpec, after_ms: int) -> int | None:
     after = datetime.fromtimestamp(after_ms / 1000, zone := ZoneInfo(spec.zone or "UTC"))
     times: Iterable[datetime] = (fixed := CronSim(spec.cron, after))
     if fixed.fixup_tz is None:  # it follows the clock: by each offset of the zone, while that holds
-        offsets = {(after + timedelta(days=14 * n)).utcoffset() or timedelta() for n in range(27)}
+        offsets = {(after + timedelta(days=14 * n)).utcoffset() or timedelta() for n in range(28)}
         shifted = (CronSim(spec.cron, after.astimezone(timezone(each))) for each in offsets)
         times = (t for t in merge(*shifted) if t.utcoffset() == t.astimezone(zone).utcoffset())
     return next((ms for each in times if (ms := round(each.timestamp() * 1000)) > after_ms), None)

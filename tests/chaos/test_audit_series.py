@@ -9,6 +9,7 @@ from chaos.oracle.series_story import OneSeries, is_next
 from cluster.api.cron_calendar import CronCalendar
 from tests.chaos.told_lies import Audited
 from timer.model.recurrence import Misfire, SeriesSpec, planned_time
+from timer.model.units import UnixMs
 
 VIOLATIONS = {
     "series_untrue": 1, "series_unasked": 1, "misplanned": 1, "planned_late": 1,
@@ -59,6 +60,15 @@ def any_series(chance: random.Random) -> OneSeries:
     )  # fmt: skip
     last_ms = BEGIN_MS + chance.randint(-3000, 20_000)
     return OneSeries(1, b"k", spec, last_ms, 0, ended=chance.randint(0, 4))
+
+
+def test_planned_time_may_have_an_offset_that_the_zone_first_has_in_the_days_before() -> None:
+    """Greenland's first summer time at UTC-1 began on 30 March 2024, a day before the time."""
+    cron, zone, after_ms = "30 43,51 23 L 3 *", "America/Godthab", 1_680_313_890_000
+    one = OneSeries(1, b"k", SeriesSpec(cron=cron, zone=zone), after_ms, 0)
+    planned_ms = CALENDAR.next_after(cron, zone, UnixMs(after_ms))
+    assert planned_ms is not None
+    assert is_next(one, planned_ms, after_ms)
 
 
 def test_planned_times_of_a_leader_are_right_and_others_are_not() -> None:

@@ -1,10 +1,12 @@
 """The report of an audit: as text, as a page, as an exit status. Without Spark."""
 
 import json
+import traceback
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 from pyspark.errors import PySparkException
@@ -401,6 +403,16 @@ def test_histories_are_held_against_their_format_if_asked(
         history.open("t", "", start_ms=1)
     assert command.main([str(tmp_path), "--check-history"]) == 2
     assert "c.jsonl:2: group" in capsys.readouterr().err
+
+
+def test_a_time_zone_that_the_machine_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ZoneInfoNotFoundError) as missing:
+        ZoneInfo("Mars/Base")
+    lines = traceback.format_exception_only(missing.value)
+    failed = PySparkException("Job aborted\n" + "".join(lines) + "\n\tat org.apache")
+    assert command._error_line(failed, RunFolder(tmp_path)) == (
+        "'No time zone found with key Mars/Base'"
+    )
 
 
 @pytest.mark.usefixtures("no_spark")
