@@ -49,7 +49,7 @@ from cluster.page.page_data import PageData
 from cluster.page.page_routes import StatusPages
 from cluster.page.timer_lookup import TimerLookup
 from cluster.rpc.connections import Connections
-from cluster.rpc.endpoints import AdminChannels, Endpoints
+from cluster.rpc.endpoints import RELAY_OPTIONS, AdminChannels, Endpoints
 from cluster.rpc.fair_queue import FairQueue
 from cluster.rpc.grpc_errors import reason_of
 from cluster.rpc.handlers import ServiceHooks
@@ -231,7 +231,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     relay = Relay(
         config.name,
         planes.view.leader_name,
-        endpoints.channel,
+        lambda name: endpoints.channel(name, RELAY_OPTIONS),
         telemetry.rpcs.relayed.inc,
         cluster_id=config.cluster_id,
     )

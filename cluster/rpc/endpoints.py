@@ -82,6 +82,13 @@ PEER_OPTIONS: Final = (
     # A node whose name has a new address, as a pod after its restart. gRPC waits for 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
+RELAY_OPTIONS: Final = (
+    *PEER_OPTIONS,
+    # gRPC reads ahead as many bytes for each stream as a link carries in a round trip: megabytes.
+    # A client that does not read leaves them there, uncounted.
+    ("grpc.http2.bdp_probe", 0),
+)
+"""Of connections for requests of clients: at most 64 KiB are read ahead for each stream."""
 
 _NOT_HERE: Final = "cannot listen: in use, or not an address of this machine"
 _UNRESOLVED: Final = "cannot listen: the host does not resolve"

@@ -19,6 +19,7 @@ import pytest
 
 from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
+from cluster.rpc.endpoints import RELAY_OPTIONS
 from cluster.rpc.handlers import Service, ServiceHooks, unary_handler
 from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
@@ -599,6 +600,35 @@ async def test_answer_of_a_relayed_stream_counts_and_leaves_memory_at_once() -> 
             tracemalloc.stop()
             gc.enable()
     assert counted == [1 << 22, -(1 << 22)]
+
+
+async def test_connection_to_the_leader_reads_little_ahead_of_a_client() -> None:
+    sent = 0
+
+    async def serve(_: bytes, __: Any) -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _number in range(200):
+            yield bytes(1 << 18)
+            sent += 1 << 18
+
+    methods: Any = {"Consume": grpc.unary_stream_rpc_method_handler(serve)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=RELAY_OPTIONS) as channel:
+        consume: Any = channel.unary_stream("/t/Consume")
+        async for _ in consume(b""):  # gRPC measures how much the link carries
+            pass
+        sent, seen = 0, -1
+        call = consume(b"")
+        await call.read()
+        while sent > seen:
+            seen = sent
+            await asyncio.sleep(0.2)
+        call.cancel()
+    await server.stop(None)
+    assert sent <= 1 << 19
 
 
 async def test_answer_of_a_stream_leaves_memory_when_it_is_encoded() -> None:
