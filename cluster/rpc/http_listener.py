@@ -19,6 +19,9 @@ from replication.shell.tasks import cancel_and_wait
 
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""
+ANSWER_TURNS: Final = 8
+"""Turns of the event loop between two accepts of a full port. Without TLS, a fresh connection is
+answered 503 and closed within six: no connection with a request has to make room for the next."""
 
 
 class HttpListener:
@@ -71,12 +74,12 @@ class HttpListener:
 
     async def _accept(self, listening: socket.socket) -> None:
         async for connection in connections_of(listening):
-            was_full = self._close_oldest()
+            is_full = self._close_oldest()
             task = asyncio.create_task(self._greet(connection))
             self._handshakes[task] = None
             task.add_done_callback(self._forget)
-            if was_full:
-                await asyncio.sleep(0)  # so that a fresh connection has turns for its answer
+            for _ in range(ANSWER_TURNS * is_full):
+                await asyncio.sleep(0)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
@@ -104,13 +107,14 @@ class HttpListener:
     def _close_oldest(self) -> bool:
         """If there are too many, close the oldest handshake or connection: of the more frequent.
 
-        Returns whether there were too many.
+        Returns whether the port is full with one more.
 
         Some connections have no request (cluster/rpc/http_connections.py): they are closed first.
         """
         there = self._connections.open_connections()
-        if len(self._handshakes) + len(there) < self._connections_max:
-            return False
+        free = self._connections_max - len(self._handshakes) - len(there)
+        if free > 0:
+            return free == 1
         if len(self._handshakes) > len(there):
             oldest = next(iter(self._handshakes))
             self._forget(oldest)
