@@ -173,7 +173,7 @@ class SuiteRun:
         words = [*self._audit, str(self._run.root)]
         with subprocess.Popen(words, start_new_session=True) as audit:  # no SIGINT of the terminal
             try:
-                return audit.wait()
+                return audit.wait(threading.TIMEOUT_MAX)  # polls: `waitpid` may miss a SIGINT
             except KeyboardInterrupt:
                 audit.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import queue
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -183,8 +184,8 @@ def test_audit_of_a_run_that_is_stopped_cleans_up_first(
     work = """
 import pathlib, sys, threading
 scratch = pathlib.Path(sys.argv[1], "scratch")
-scratch.touch()
 try:
+    scratch.touch()
     threading.Event().wait()
 except KeyboardInterrupt:
     threading.Event().wait(1)
@@ -192,7 +193,14 @@ except KeyboardInterrupt:
 """
     workloads_are(monkeypatch, FakeWorkloads(True, False))
     watch = threading.Thread(target=lambda: _stop_once((tmp_path / "scratch").exists))
-    watch.start()
+    wait = subprocess.Popen.wait
+
+    def watched(audit: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if watch.ident is None:  # not before: a stop within Popen() would leave the audit running
+            watch.start()
+        return wait(audit, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", watched)
     with pytest.raises(KeyboardInterrupt):
         SuiteRun(RunFolder(tmp_path), plan_of(), audit=(sys.executable, "-c", work)).execute()
     watch.join()
