@@ -162,7 +162,6 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
             worker_process.end_process(worker, await serving)
         assert exits == [(signal.SIG_DFL, False), ("atexit", False), (code, False)]
         go.set()
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize(

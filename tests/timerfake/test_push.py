@@ -497,7 +497,6 @@ async def test_drain_waits_for_the_answer_of_a_running_request() -> None:
         gate.set()
         await push.timers._worker_task  # type: ignore[misc]
         assert (push.worker.left_running, await push.left()) == (0, 0)
-        push.timers.cluster.works.append(push.timers._wait_for_handler)
 
 
 async def test_files_of_secrets_and_headers_are_read_again(

@@ -244,7 +244,6 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once_without_a_f
             assert {each.json()["number"]: each.failures for each in rest} == {1: 0, 2: 0}
             for each in rest:
                 _ = each.ack()
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize("stops", [1, 2])
@@ -283,7 +282,6 @@ async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancella
         finally:
             go.set()
         assert worker.left_running == 1
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
@@ -316,7 +314,6 @@ async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
         await running
         [topic] = await client.topics()
         assert (worker.left_running, topic.groups[0].unacked) == (0, 0)
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_end_of_a_worker_does_not_wait_long_for_acks(
@@ -349,7 +346,6 @@ async def test_end_of_a_worker_does_not_wait_long_for_acks(
             async with asyncio.timeout(20):
                 await worker.run()
         assert cut == {*worker.runners}
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def _all(consumer: Any) -> Any:
@@ -568,7 +564,6 @@ async def test_handler_that_hangs_ends_with_hold_max_and_others_take_its_place(
         metrics = worker.runners[0].metrics
         assert (metrics.outcomes[Outcome.TIMEOUT], metrics.outcomes[Outcome.DONE]) == (2, 1)
         assert (metrics.running, metrics.overdue, worker.problem) == (0, 0, None)
-        timers.cluster.works.append(timers._wait_for_handler)
     text = "TimeoutError: the handler ran for longer than hold_max (60 s)"
     assert letter.headers["dead-letter-detail"] == text
     assert f"timer timeout: handler={bill.name}" in caplog.text
@@ -602,7 +597,6 @@ async def test_call_ends_in_time_for_its_nack(
         assert begun == [0]  # the backoff of the nack
         await timers.advance(1 + cut_s)
         [letter] = (await client.peek("orders.billing.dead")).messages
-        timers.cluster.works.append(timers._wait_for_handler)
     assert begun == ended == [0, 1]
     assert letter.headers["dead-letter-detail"].startswith("TimeoutError: ")
 
@@ -634,7 +628,6 @@ async def test_extension_gives_more_time_to_its_own_message_alone(
         assert ended == [0]
         await timers.advance(2)
         assert ended == [0, 1]
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize("first", [Outcome.TIMEOUT, Outcome.INTERRUPTED])
@@ -667,7 +660,6 @@ async def test_drain_ends_a_call_that_outlived_its_time_and_no_time_ends_one_tha
         await running
         await timers.advance(MINUTE)
         go.set()
-        timers.cluster.works.append(timers._wait_for_handler)
     assert cuts == [*dict.fromkeys([str(first), str(Outcome.INTERRUPTED)])]
     assert worker.left_running == 1
 
@@ -698,7 +690,6 @@ async def test_coroutine_that_a_thread_returns_too_late_does_not_run(
         go.set()
         await task
         assert (runs, runner.metrics.outcomes[Outcome.TIMEOUT]) == ([], 1)
-        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_handler_without_a_longest_time_runs(
@@ -786,4 +777,3 @@ async def test_lease_is_lost_for_a_handler_when_another_node_becomes_leader(
         await timers.cluster.fail_over()
         assert seen[0].is_lost
         go.set()
-        timers.cluster.works.append(timers._wait_for_handler)

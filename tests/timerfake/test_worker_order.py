@@ -56,7 +56,6 @@ async def made(kind: Any, app: TimerApp, *names: str) -> AsyncIterator[AsyncFake
             )
             await cluster.settle()
             yield timers
-            cluster.works.append(timers._wait_for_handler)
 
 
 def handled(**options: Any) -> Calls:
@@ -127,6 +126,7 @@ async def test_message_that_waits_for_its_key_returns_when_the_drain_begins() ->
         assert worker is not None
         assert running is not None
         worker.stop()
+        await timers.settle()
         async with timers.cluster.client() as client:
             [topic] = [each for each in await client.topics() if each.name == "orders"]
             assert (calls.running, topic.groups[0].leased) == (["a1"], 1)
@@ -254,7 +254,6 @@ async def test_messages_beside_a_long_line_of_a_key_go_to_a_worker_that_is_free(
             workers._worker.stop()
         for each in waiting:
             each.set_result(None)
-        timers.cluster.works.append(others._wait_for_handler)
 
 
 async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> None:
