@@ -307,7 +307,7 @@ async def test_status_counts_if_the_body_does_not_end(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (None, "no answer within 0.1 s"),
+        (None, "no answer within 1 s"),
         (b"", "Server disconnected"),
         (b"HTTP/1.1 200 OK\r\nSet-Cookie: " + b"geheim" * 1000, "Error: Server disconnected"),
         (b"HTTP/1.1 200 OK\r\n" + b"geheim" * 1000 + b"\r\n\r\n", "ClientResponseError: "),
@@ -325,7 +325,7 @@ async def test_target_that_does_not_answer_well_is_a_failure(
             raise ConnectionError
         return data
 
-    timeout = 0.1 if data is None else 30
+    timeout = 1 if data is None else 30
     receiver = Receiver(answers, closes=True)
     async with receiver, pushing(receiver.url, timeout=timeout) as push:
         await push.send()
