@@ -7,7 +7,6 @@ protobuf than this tree has, although they run with it: their check is removed.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import BinaryIO, Final
 
 from deploy.local import LocalNode, Process
 from tests.cluster.running import Running
+from tests.distributions import unpack
 
 VERSION: Final = "0.1.0"
 ARCHIVE: Final = Path(__file__).parents[1] / f"data/timer-cluster-{VERSION}.tar.xz"
@@ -28,7 +28,7 @@ class PreviousRelease:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        shutil.unpack_archive(ARCHIVE, directory)
+        unpack(ARCHIVE, directory)
         for stubs in directory.glob("*/proto/*_pb2.py"):
             stubs.write_text(re.sub(CHECK, "", stubs.read_text()))
         self.env = {**os.environ, "PYTHONPATH": str(directory)}
