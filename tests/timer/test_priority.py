@@ -62,9 +62,14 @@ def test_messages_taken_from_a_full_shelf_copy_none_of_the_others() -> None:
     shelf.put(offsets, (offsets % 10).astype(np.uint8))
     before, runs = shelf.levels, 3
     for _ in range(runs * (RUN + OLDEST)):
-        shelf.take(shelf.choose(1))
+        shelf.take(leased := shelf.choose(1))
+        assert not any(np.shares_memory(leased, held) for held in before), "a lease would keep it"
     assert shelf.count == sum(map(len, shelf.levels)) == SHELF_MAX - runs * (RUN + OLDEST)
     assert all(map(np.shares_memory, before, shelf.levels))
+    while shelf.count:
+        shelf.take(shelf.choose(1_000))
+        kept = sum(len(held if held.base is None else held.base) for held in shelf._levels)
+        assert kept <= 2 * shelf.count
 
 
 def test_message_that_becomes_ready_passes_a_backlog_of_lower_ones() -> None:

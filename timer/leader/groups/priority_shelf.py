@@ -59,14 +59,17 @@ class PriorityShelf:
         self.count += len(offsets)
 
     def choose(self, most: int) -> U64:
-        """Return up to `most` messages that are next, ascending. They stay on the shelf."""
+        """Return up to `most` messages that are next, ascending. They stay on the shelf.
+
+        They are copied: a lease that kept a view would keep its whole level in memory.
+        """
         levels = self.levels
         if not levels:
             return np.zeros(0, np.uint64)
         if len(levels) == 1:
-            return levels[0][:most]
+            return levels[0][:most].copy()
         if not self._oldest_left:
-            return levels[0][: min(most, RUN - self._run_taken)]
+            return levels[0][: min(most, RUN - self._run_taken)].copy()
         most = min(most, self._oldest_left)
         return np.sort(np.concatenate([offsets[:most] for offsets in levels]))[:most]
 
@@ -75,17 +78,24 @@ class PriorityShelf:
         if self._oldest_left:
             self._oldest_left = max(0, self._oldest_left - len(offsets))
             last = offsets[-1]  # all older ones go with it
-            self._levels = [held[held.searchsorted(last, "right") :] for held in self._levels]
+            self._levels = [_rest(held, held.searchsorted(last, "right")) for held in self._levels]
         else:
             level = max(at for at, held in enumerate(self._levels) if len(held))
             if self.count > len(self._levels[level]):  # others wait
                 self._run_taken += len(offsets)
                 if self._run_taken >= RUN:
                     self._run_taken, self._oldest_left = 0, OLDEST
-            self._levels[level] = self._levels[level][len(offsets) :]
+            self._levels[level] = _rest(self._levels[level], len(offsets))
         self.count -= len(offsets)
 
     def retain(self, retained: Callable[[U64], U64]) -> None:
         """Keep those messages that `retained` returns, of one priority at a time, ascending."""
         self._levels = [retained(offsets) if len(offsets) else offsets for offsets in self._levels]
         self.count = sum(map(len, self._levels))
+
+
+def _rest(held: U64, count: int | np.intp) -> U64:
+    """Return a level behind its first messages: a view, unless most of its memory is not needed."""
+    left: U64 = held[count:]
+    whole = left.base
+    return left.copy() if whole is not None and 2 * len(left) < len(whole) else left
