@@ -36,6 +36,7 @@ from timer.leader.groups.lease_table import (
     LEASE_WEIGHT,
     RESERVE_AHEAD,
     ConsumerStream,
+    LeaseTable,
 )
 from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
 from timer.leader.groups.turns import OFFSETS_A_UNIT
@@ -283,7 +284,7 @@ def test_ended_leases_share_an_entry_only_as_far_as_they_apply_quickly() -> None
     assert max(sizes) <= GROUP_OFFSETS_MAX // NACK_WEIGHT
 
 
-def test_single_nacks_share_their_memory() -> None:
+def test_single_nacks_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     play = ready(3 * WAITING_MIN)
     play.deliver()
     for offset in range(3 * WAITING_MIN):
@@ -297,6 +298,9 @@ def test_single_nacks_share_their_memory() -> None:
     order = play.leases._order
     assert isinstance(order, SharedOrder)
     assert len(order._waiting) <= WAITING_MIN + 2
+    looks = calls_of(monkeypatch, LeaseTable, "of")
+    assert play.leases.waiting_from(play.queue.end, UnixMs(0)) is None
+    assert not looks, "the time of none has come"
     play.consumers[0].credit = 10_000
     assert play.deliver() == []
     play.now_ms = 1_005

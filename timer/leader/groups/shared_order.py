@@ -291,7 +291,9 @@ class SharedOrder:
                 if len(free):
                     found.append(int(free[0]))
                     break
-        for _, _, times, offsets in self._waiting:  # those that `_release` left
+        for first_ms, _, times, offsets in self._waiting:
+            if first_ms > clock_ms:
+                continue  # the others are those that `_release` left
             due = offsets[: int(np.searchsorted(times, clock_ms, side="right"))]
             if len(due := due[self._table.of(due).waiting]):
                 found.append(int(due.min()))
