@@ -102,6 +102,9 @@ def test_burst_is_shared_by_all_consumers_with_room() -> None:
     idle.credit = 1000
     assert len(play.deliver()) == 943, "all that are left to a single consumer"
     assert not any(each.credit for each in consumers)
+    play = ready(2, credit=8)
+    play.join(credit=8)
+    assert [len(play.deliver()) for _ in range(3)] == [1, 1, 0], "a burst of two is one, too"
 
 
 def test_consumer_with_much_credit_gets_more_than_its_share() -> None:
@@ -228,6 +231,10 @@ def test_leases_of_consumers_that_leave_together_end_in_one_operation() -> None:
     assert [play.deliver() for _ in range(3)] == [[0], [1], [2]]
     for consumer in play.consumers:
         play.leases.leave(consumer)
+    _, lease = play.held[-1]
+    assert play.leases.holder(lease.lease_id) is None, "another stream may ack for its consumer"
+    held = Epoch(play.epoch), lease.lease_id, lease.offsets
+    assert play.leases.extend(MonoMs(0), *held, LEASE_MS).tolist() == [LEASE_LOST]
     play.wait(0)
     assert [op.offsets.tolist() for op in play.log if op.op is Op.ENDED] == [[0, 1, 2]]
 

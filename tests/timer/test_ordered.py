@@ -383,6 +383,14 @@ def test_cumulative_ack_of_who_lost_the_messages_is_refused_whole() -> None:
     assert up_to(play, 1, back=2) == (LEASE_LOST, [])
 
 
+def test_cumulative_ack_is_accepted_for_the_leases_of_a_consumer_that_just_left() -> None:
+    play = ordered(2, FAILOVER)
+    assert [play.deliver(1) for _ in range(2)] == [[0], [1]]
+    play.leases.leave(play.consumers[0])
+    play.ack_lease()
+    assert up_to(play, 1) == (ACCEPT, [0])
+
+
 @pytest.mark.parametrize("type", [KEY_SHARED, FAILOVER, "shared"])
 def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa: A002
     play = OrderedPlay(type=type)

@@ -72,6 +72,15 @@ def test_messages_taken_from_a_full_shelf_copy_none_of_the_others() -> None:
         assert kept <= 2 * shelf.count
 
 
+def test_messages_taken_while_no_others_waited_make_no_run() -> None:
+    shelf, offsets = PriorityShelf(), np.arange(RUN + 10, dtype=np.uint64)
+    shelf.put(offsets, np.full(len(offsets), 4, np.uint8))
+    for _ in range(RUN):
+        shelf.take(shelf.choose(1))
+    shelf.put(offsets[-1:] + 1, np.array([9], np.uint8))
+    assert shelf.choose(1) == offsets[-1:] + 1
+
+
 def test_message_that_becomes_ready_passes_a_backlog_of_lower_ones() -> None:
     play = Play()
     group = play.make_group(lease_ms=600_000)

@@ -149,9 +149,10 @@ def test_small_blocks_are_joined_except_those_that_a_flush_has_taken() -> None:
     for at in range(taken + count):
         if at == taken:
             old = queue.unspilled_blocks()
-        rows, entry = rows_of([at, 1_000 + at], size=3), b"header%03d%03d" % (at, at + 1)
-        rows["payload_start"], rows["buf"] = (6, 9), at
-        queue.append(rows, {at: entry}, UnixMs(at))
+        rows = rows_of([at, 1_000 + at], size=3)
+        bufs = {at: b"head%03d" % at, 900: b"%03d" % (at + 1)}
+        rows["payload_start"], rows["buf"] = (4, 0), (at, 900)
+        queue.append(rows, bufs, UnixMs(at))
     assert [*queue.blocks[:taken]] == old
     assert [block.end - block.first for block in queue.blocks[taken:]] == [
         *(2 * [2 * LOOSE_BLOCKS]),

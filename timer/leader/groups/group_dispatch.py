@@ -354,7 +354,7 @@ class GroupDispatch:
             self._turns.want(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
-        """Return the consumer of a lease that has not ended; None: no such lease."""
+        """Return the consumer of a lease that has not ended; None: no such lease, or it left."""
         leases = self._leases.get(group.group_id)
         return leases.holder(lease_id) if leases is not None and epoch == self.epoch else None
 

@@ -203,9 +203,11 @@ class Leases:
         return self._order.waiting_from(queue_end, clock_ms)
 
     def holder(self, lease_id: LeaseId) -> ConsumerStream | None:
-        """Return the consumer of a lease that has not ended; None: no such lease."""
+        """Return the consumer of a lease that has not ended; None: no such lease, or it left."""
         lease = self._table.get(lease_id)
-        return None if lease is None else lease.consumer
+        if lease is None or lease.consumer in self._former_consumers:
+            return None
+        return lease.consumer
 
     # ---- delivery
 
@@ -352,6 +354,7 @@ class Leases:
         earlier than before.
         """
         is_leased = self._is_leased_under(epoch, lease_id, self._table.of(offsets))
+        is_leased &= self.holder(lease_id) is not None  # else the lease is about to end
         result = self._verdicts(epoch, lease_id, offsets, is_leased)
         lease = self._table.get(lease_id)
         if (result == ACCEPT).any() and lease is not None:
@@ -386,7 +389,7 @@ class Leases:
         states = self._table.of(offsets)
         lease = self._table.get(lease_id) if epoch == self.epoch else None
         holders = {self.holder(LeaseId(each)) for each in states.values[states.leased].tolist()}
-        if holders - ({lease.consumer} if lease is not None else set()):
+        if holders - {None, lease.consumer if lease is not None else None}:
             return LEASE_LOST, nothing
         self._table.take(offsets, ACKING)
         return accept, offsets
