@@ -382,7 +382,7 @@ def test_leases_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     rest = [*ops]
     assert np.concatenate([op.offsets for op in rest[:-1]]).tolist() == [*range(20, 90)]
     assert all(len(op.offsets) <= 20 for op in rest)
-    assert [op.op for op in rest] == [Op.RECALL] * 5 + [Op.HAND_OVER]
+    assert [op.op for op in rest] == [Op.RECALL] * 4 + [Op.HAND_OVER]
 
 
 def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> None:

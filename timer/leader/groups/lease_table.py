@@ -242,7 +242,8 @@ class LeaseTable:
             if left <= 0:
                 yield self._offsets_of(some)
                 some, left = [], weight
-        yield self._offsets_of(some)
+        if some:
+            yield self._offsets_of(some)
 
     def _offsets_of(self, leases: Collection[Lease]) -> U64:
         """Return the messages that leases still hold, ascending. Leases that ended hold none."""
