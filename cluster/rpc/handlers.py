@@ -345,9 +345,12 @@ class Registrar:
         async def answer(request: Any, context: Context) -> bytes:
             working = handler(request, context)
             del request  # see the module
-            encoded = encode(await working)
-            self._on_answer(len(encoded), context)
-            return encoded
+            try:
+                encoded = encode(await working)
+                self._on_answer(len(encoded), context)
+                return encoded
+            finally:
+                del context  # an error refers to this frame
 
         return answer
 
@@ -359,7 +362,9 @@ def _boxed(handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], A
     """
 
     async def answer(request: Any, context: Context) -> AsyncIterator[list[Any]]:
-        async with aclosing(handler(request, context)) as responses:
+        working = handler(request, context)
+        del request, context  # see the module
+        async with aclosing(working) as responses:
             async for response in responses:
                 box = [response]
                 del response

@@ -19,7 +19,15 @@ from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
 from cluster.rpc.caller_usages import _amounts
 from cluster.rpc.connections import REQUEST_BYTES, Connections
 from cluster.rpc.fair_queue import weight_of
-from cluster.rpc.handlers import Context, RequestStream, Service, stream_handler, unary_handler
+from cluster.rpc.handlers import (
+    Context,
+    Registrar,
+    RequestStream,
+    Service,
+    _boxed,
+    stream_handler,
+    unary_handler,
+)
 from cluster.rpc.request_bounds import (
     _RECEIVED,
     COUNTED_FROM,
@@ -213,9 +221,13 @@ class Refusing(Service):
             yield
 
 
+def _contexts() -> list[object]:
+    return [each for each in gc.get_objects() if type(each).__name__ == "_ServicerContext"]
+
+
 @pytest.mark.parametrize("method", ["Receive", "Consume"])
 async def test_refused_request_leaves_memory_at_once(method: str) -> None:
-    service, made = Refusing(), []
+    service, made, counted = Refusing(), [], Registrar(None, LIMIT)._counted
 
     def parse(data: bytes) -> Request:
         request = Request()
@@ -223,13 +235,14 @@ async def test_refused_request_leaves_memory_at_once(method: str) -> None:
         return request
 
     handlers: Any = {
-        "Receive": grpc.unary_unary_rpc_method_handler(service.Receive, parse),
-        "Consume": grpc.stream_stream_rpc_method_handler(service.Consume, parse),
+        "Receive": grpc.unary_unary_rpc_method_handler(counted(service.Receive, bytes), parse),
+        "Consume": grpc.stream_stream_rpc_method_handler(_boxed(service.Consume), parse),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    gc.collect()
     gc.disable()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -237,7 +250,7 @@ async def test_refused_request_leaves_memory_at_once(method: str) -> None:
             with pytest.raises(grpc.RpcError, match="must not be"):
                 await call.read()
             async with asyncio.timeout(10):
-                while made[0]() is not None:  # noqa: ASYNC110
+                while made[0]() is not None or _contexts():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     finally:
         gc.enable()
