@@ -19,7 +19,7 @@ import pytest
 
 from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
-from cluster.rpc.endpoints import RELAY_OPTIONS
+from cluster.rpc.endpoints import READ_AHEAD_BYTES, RELAY_OPTIONS
 from cluster.rpc.handlers import Service, ServiceHooks, unary_handler
 from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
@@ -607,9 +607,9 @@ async def test_connection_to_the_leader_reads_little_ahead_of_a_client() -> None
 
     async def serve(_: bytes, __: Any) -> AsyncIterator[bytes]:
         nonlocal sent
-        for _number in range(200):
-            yield bytes(1 << 18)
-            sent += 1 << 18
+        for _number in range(3_000):
+            yield bytes(1 << 14)
+            sent += 1 << 14
 
     methods: Any = {"Consume": grpc.unary_stream_rpc_method_handler(serve)}
     server = grpc.aio.server()
@@ -628,7 +628,7 @@ async def test_connection_to_the_leader_reads_little_ahead_of_a_client() -> None
             await asyncio.sleep(0.2)
         call.cancel()
     await server.stop(None)
-    assert sent <= 1 << 19
+    assert READ_AHEAD_BYTES // 2 < sent <= 2 * READ_AHEAD_BYTES
 
 
 async def test_answer_of_a_stream_leaves_memory_when_it_is_encoded() -> None:
