@@ -307,7 +307,8 @@ async def _message(
     bytes_max = form.bytes_max if form is not None else SMALL_BYTES_MAX
     body = await charge.read(request, bytes_max) if route.is_change else b""
     if len(body) > SMALL_BYTES_MAX:  # many timers would hold the event loop
-        return await asyncio.to_thread(_parsed, route, form, request, body)
+        async with charge.account.parsing:
+            return await asyncio.to_thread(_parsed, route, form, request, body)
     return _parsed(route, form, request, body)
 
 

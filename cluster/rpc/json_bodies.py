@@ -50,21 +50,24 @@ class BodyAccount:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.parsing = asyncio.Lock()
+        """Held while a thread parses one of them: each further thread would hold up the event loop,
+        and the files of the node, which use the same threads."""
 
 
 class BodyCharge:
     """The charge of one request. It is paid back at the end of its context."""
 
-    __slots__ = ("_account", "bytes")
+    __slots__ = ("account", "bytes")
 
     def __init__(self, account: BodyAccount) -> None:
-        self._account, self.bytes = account, 0
+        self.account, self.bytes = account, 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._account.bytes -= self.bytes
+        self.account.bytes -= self.bytes
 
     async def read(self, request: web.Request, bytes_max: int) -> bytes:
         """Return the body of a request.
@@ -107,7 +110,7 @@ class BodyCharge:
         Raises:
             OverloadedError: all large bodies together have too many bytes.
         """
-        account, more = self._account, size - self.bytes
+        account, more = self.account, size - self.bytes
         if more > 0 and account.bytes + more > ACCOUNT_BYTES_MAX:
             what = f"room for large bodies ({ACCOUNT_BYTES_MAX} bytes)"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)

@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
@@ -240,19 +241,27 @@ async def test_errors_show_fields_in_the_units_of_the_request(
     assert (found["field"], found["limit"]) == (shown.partition(" ")[0], shown.partition(": ")[2])
 
 
-async def test_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_are_parsed_one_by_one_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     beside: list[bool] = []
+    busy = threading.Lock()
 
     def parse(body: bytes) -> dict[str, Any]:
         beside.append(threading.current_thread() is not threading.main_thread())
+        assert busy.acquire(blocking=False)
+        time.sleep(0.02)
+        busy.release()
         return json_bodies.parse_object(body)
 
     monkeypatch.setattr("cluster.rpc.http_api.parse_object", parse)
     async with port(Calls()) as client:
-        for count in (1, 10_000):
-            answer = await client.post(f"{AT}/batch", json={"timers": [{"delay": -1}] * count})
-            assert (answer.status, (await answer.json())["field"]) == (400, "timers[0].delay")
-    assert beside == [False, True]
+        for timers, calls in ((1, 1), (10_000, 3)):
+            body = {"timers": [{"delay": -1}] * timers}
+            sent = [client.post(f"{AT}/batch", json=body) for _ in range(calls)]
+            for answer in await asyncio.gather(*sent):
+                assert (answer.status, (await answer.json())["field"]) == (400, "timers[0].delay")
+    assert beside == [False, True, True, True]
 
 
 async def test_failed_stream_names_the_first_line_without_a_result() -> None:
