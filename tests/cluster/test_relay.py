@@ -21,6 +21,7 @@ from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
 from cluster.rpc.endpoints import READ_AHEAD_BYTES, RELAY_OPTIONS
 from cluster.rpc.handlers import Service, ServiceHooks, unary_handler
+from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES, Repeat
@@ -566,19 +567,11 @@ async def test_relayed_stream_ends_after_the_answers_before_a_refused_request() 
 
 
 async def test_answer_of_a_relayed_stream_counts_and_leaves_memory_at_once() -> None:
-    counted = list[int]()
+    outboxes = Outboxes(1 << 30)
 
     async def schedule(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         yield bytes(1 << 22)
         await asyncio.sleep(RPC_S)
-
-    @contextlib.contextmanager
-    def while_unread(size: int, context: Any) -> Iterator[None]:
-        counted.append(size)
-        try:
-            yield
-        finally:
-            counted.append(-size)
 
     async def read() -> Any:
         return grpc.aio.EOF
@@ -587,19 +580,20 @@ async def test_answer_of_a_relayed_stream_counts_and_leaves_memory_at_once() -> 
     context.read, context.peer = read, lambda: "ipv4:10.0.0.1:1"
     shape = grpc.stream_stream_rpc_method_handler
     async with relaying("ScheduleStream", schedule, shape=shape) as relay:
-        hooks = ServiceHooks(relay=relay, while_unread=while_unread)
+        hooks = ServiceHooks(relay=relay, while_unread=outboxes.relayed)
         stream: Any = Relaying(hooks).ScheduleStream
         gc.disable()
         tracemalloc.start()
         try:
             answers = stream(SimpleNamespace(__aiter__=None), context)
-            assert len(await anext(answers)) == sum(counted) == 1 << 22
+            assert len(await anext(answers)) == outboxes.total == 1 << 22
             await answers.aclose()
             await until_true(lambda: tracemalloc.get_traced_memory()[0] < 1 << 20)
         finally:
             tracemalloc.stop()
             gc.enable()
-    assert counted == [1 << 22, -(1 << 22)]
+    assert not outboxes.total
+    assert not outboxes.unread
 
 
 async def test_connection_to_the_leader_reads_little_ahead_of_a_client() -> None:
