@@ -76,6 +76,7 @@ RECEIVES_MAX: Final = 2000
 PEEKS_MAX: Final = 32
 """Peeks and reads that are open at the same time, at most: each may wait for the disk. A caller may
 have as many as it leaves free."""
+UNREAD: Final = "the buffer of messages that clients have not read"
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
@@ -208,9 +209,19 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         """
         caller = caller_name()
         if self.outboxes.is_full(caller):
-            unread = "the buffer of messages that clients have not read"
-            raise OverloadedError(unread, retry_after_ms=OVERLOAD_RETRY_MS)
+            raise OverloadedError(UNREAD, retry_after_ms=OVERLOAD_RETRY_MS)
         return self._receives.hold(caller or caller_of(context))
+
+    def _peek_place(self) -> AbstractContextManager[None]:
+        """Return a context that counts one more peek or read of the caller.
+
+        Raises:
+            OverloadedError: as for `_place`; but a caller without unread bytes may always look.
+        """
+        caller = caller_name()
+        if self.outboxes.is_over_share(caller):
+            raise OverloadedError(UNREAD, retry_after_ms=OVERLOAD_RETRY_MS)
+        return self._peeks.hold(caller)
 
     async def _receive(
         self, leader: Leader, group: Group, request: pb.ReceiveRequest
@@ -254,7 +265,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> pb.PeekResponse:
         """Return messages without delivering them."""
         del context
-        with self._peeks.hold(caller_name()):
+        with self._peek_place():
             return await peek(self._host, request, self._salt)
 
     @unary_handler
@@ -263,7 +274,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> pb.ReadMessagesResponse:
         """Return messages by their offsets without delivering them."""
         del context
-        with self._peeks.hold(caller_name()):
+        with self._peek_place():
             return await read_messages(self._host, request, self._salt)
 
     @unary_handler

@@ -74,6 +74,10 @@ class Outboxes:
         """Return whether a caller has more unread bytes than its share."""
         return self._shares.free_share(caller) < 0
 
+    def is_over_share(self, caller: str | None) -> bool:
+        """Return whether a caller has unread bytes of its own, and more than its share."""
+        return self._shares.used(caller) > 0 and self.is_full(caller)
+
     @property
     def is_crowded(self) -> bool:
         """Whether no stream may take all leases of one step, 32 MiB or more."""

@@ -30,7 +30,11 @@ class Shares:
 
     def free_share(self, caller: str | None) -> int:
         """Return the free capacity less the caller's use. Below 0: the caller is over its share."""
-        return self._most - self.total - (0 if caller is None else self._used[caller])
+        return self._most - self.total - self.used(caller)
+
+    def used(self, caller: str | None) -> int:
+        """Return the use of a caller; None: 0."""
+        return 0 if caller is None else self._used[caller]
 
 
 class Places(Shares):

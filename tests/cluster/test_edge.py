@@ -425,6 +425,17 @@ async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: P
     ends.pop()(context)
     assert (outboxes.total, ends) == (0, [])
     await call(request, context)
+    outboxes.add("ipv4:10.0.0.2:1", "client/a", 2 * MIB)
+    for name, reason in (("a", pb.REASON_OVERLOADED), ("b", pb.REASON_INVALID_REQUEST)):
+        token = CALLER.set(SimpleNamespace(identity=f"client/{name}"))  # type: ignore[arg-type]
+        for method, empty in (
+            ("Peek", pb.PeekRequest()),
+            ("ReadMessages", pb.ReadMessagesRequest()),
+        ):
+            with pytest.raises(grpc.aio.AbortError):
+                await handlers[method].unary_unary(empty, context)
+            assert context.error.reason == reason, (name, method)
+        CALLER.reset(token)
 
 
 def test_place_of_the_code_logs_so_many_lines() -> None:
