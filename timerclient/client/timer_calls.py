@@ -32,6 +32,8 @@ from timerclient.values.results import CancelResult
 
 Q = TypeVar("Q")
 T = TypeVar("T")
+Edit = TypeVar("Edit", pb.CancelRequest, pb.RescheduleRequest)
+Done = TypeVar("Done", pb.CancelResponse, pb.RescheduleResponse)
 Rpc = Callable[[NodeChannel], grpc.aio.UnaryUnaryMultiCallable[Q, T]]
 """A unary method of the contract, on the channel to a node."""
 
@@ -366,9 +368,9 @@ class TimerCalls:
 
     async def _page_by_page(
         self,
-        rpc: Rpc[Any, Any],
-        request: pb.CancelRequest | pb.RescheduleRequest,
-        count_of: Callable[[Any], int],
+        rpc: Rpc[Edit, Done],
+        request: Edit,
+        count_of: Callable[[Done], int],
         timeout: Seconds | None,
     ) -> Changed:
         """Change the timers that a filter selects; return their number.
