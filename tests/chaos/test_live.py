@@ -252,11 +252,11 @@ def test_step_of_this_machines_clock_is_no_silence(
 
 
 def test_silence_is_reported_once_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chaos.live.live.now_ms", lambda: NOW + 10_001)
+    monkeypatch.setattr("chaos.live.live.now_ms", lambda: NOW + 15_001)
     watch = Watch(stalled_ms=10_000)
     assert watch.observe(NOW, {"the log's clock": 0}) == []
     assert watch.observe(NOW + 10_000, {"the log's clock": 0}) == []
-    stopped = [f"the log's clock stands still since {NOW}"]
+    stopped = [f"the log's clock stands still since {NOW + 5_000}"]  # of the wall clock
     assert watch.observe(NOW + 10_001, {"the log's clock": 0}) == stopped
     assert watch.observe(NOW + 10_002, {"the log's clock": 0}) == []
     readings = {"the log's clock": NOW, "the witness": NOW}

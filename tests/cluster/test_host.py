@@ -355,7 +355,7 @@ async def test_damage_that_a_query_meets_does_not_end_the_node(tmp_path: Path) -
     host = host_on(tmp_path, Follower(Log()), errors, on_damage=passed_on.append)
     alone = host_on(tmp_path / "alone", Follower(Log()), errors)
     damage, failed = CorruptFileError("runs/1", 0, "planted"), DiskFailedError("planted")
-    host.on_read_error(damage)
+    host._io.on_damage(damage)  # as a merge and reading ahead do
     assert (errors, passed_on) == ([], [damage])
     host.on_read_error(failed)
     alone.on_read_error(damage)

@@ -165,6 +165,15 @@ def test_page_that_can_not_be_read_is_damage(name: str) -> None:
         opened(disk)
 
 
+def test_recovery_refuses_a_directory_whose_damage_the_node_has_noted() -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    disk.write_atomic(DATA / "damaged", b"byte 7")
+    why = "noted by the node: byte 7"
+    with pytest.raises(CorruptFileError, match=why), open_stopped_node(disk, DATA):
+        pass
+
+
 def test_install_order_that_is_damaged_is_fetched_again() -> None:
     disk, source, log = SimDisk(), SimDisk(), busy_log()
     lived(disk, log)

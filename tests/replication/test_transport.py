@@ -345,6 +345,14 @@ async def test_stop_ends_a_stream_that_has_just_broken() -> None:
     await until(lambda: bool(stopping))
     done, _ = await asyncio.wait(stopping, timeout=DEADLINE_S)
     assert done
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_error_of_a_stream_that_no_peer_causes_is_reported() -> None:
+    dial = mock.Mock(side_effect=ValueError("planted"))
+    link = Link(dial, TcpEnds(None, mock.AsyncMock()))
+    link.transport.start()
+    await until(lambda: link.errors == [dial.side_effect])
 
 
 async def test_peer_is_silent_only_while_messages_go_to_it(transport: Transport) -> None:

@@ -441,7 +441,7 @@ def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> No
     assert ctl("groups", "reset", "orders", "billing", "--yes")[0] == 0
     for unsure in (("seek", "orders", "billing", "--latest"), ("reset", "orders", "billing")):
         code, _, err = ctl("groups", *unsure)
-        assert (code, "needs --yes" in err) == (2, True)
+        assert (code, f" {unsure[0]} group billing of orders needs --yes" in err) == (2, True)
     seeks = cluster.called(pb.SeekGroupRequest)
     places = [(each.WhichOneof("to"), each.time_ms, each.start) for each in seeks]
     assert places[1:] == [

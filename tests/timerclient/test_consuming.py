@@ -407,6 +407,9 @@ async def test_redrive_of_so_many_is_not_sent_again_once_an_answer_was_lost(
     letters.lost = 1
     redriven = await client.redrive("orders.g.dead")  # all: what is sent again harms nobody
     assert (redriven, redriven.exact, letters.count) == (20, False, 0)
+    cluster.on_call = once("break", pb.RedriveLettersResponse(redriven=1))
+    redriven = await client.redrive("orders.g.dead", offsets=[7, 9])
+    assert (redriven, redriven.exact) == (1, False)
 
 
 async def test_seek_needs_exactly_one_place(cluster: Cluster, client: AsyncTimerClient) -> None:
