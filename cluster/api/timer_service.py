@@ -32,7 +32,7 @@ from cluster.rpc.handlers import (
     unary_handler,
     within,
 )
-from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.outboxes import ANSWER_BYTES, Outboxes
 from cluster.rpc.relay import error_for
 from cluster.rpc.request_bounds import size_of
 from cluster.rpc.rpc_caller import CALLER, caller_name
@@ -470,10 +470,11 @@ class _UnreadBytes:
 
 
 def _size_of(future: _Answering) -> int:
-    """Return the bytes of an answer; 0: it is an error."""
+    """Return the bytes of an answer; 0: it is an error, or not worth a count."""
     if not isinstance(future, asyncio.Future) or future.cancelled() or future.exception():
         return 0
-    return future.result().ByteSize()
+    size = future.result().ByteSize()
+    return size if size >= ANSWER_BYTES else 0
 
 
 class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):

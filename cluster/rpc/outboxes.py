@@ -25,7 +25,7 @@ MEMORY_PART: Final = 8
 """All streams together hold at most this part of the process's memory limit: an eighth. Unread
 bytes take up to three times as much."""
 ANSWER_BYTES: Final = 4 << 10
-"""A smaller unary answer is not counted."""
+"""A smaller answer is not counted."""
 STEP_DELIVERIES: Final = WORK_MAX // LEASE_WORK
 DELIVERY_BYTES_MIN: Final = 64 << 10
 """Bytes of a delivery even if no bytes are left: a consumer that reads goes on."""
