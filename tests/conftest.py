@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -90,8 +91,13 @@ settings.load_profile("any")
 
 
 def pytest_configure() -> None:
-    """Give each worker its own ports, so that no other worker binds a port that one has chosen."""
+    """Give each worker its own ports, so that no other worker binds a port that one has chosen.
+
+    SIGINT raises KeyboardInterrupt, also in a background job, whose shell lets it ignore SIGINT.
+    """
     from deploy import local
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     local._PORTS = local._PORTS[WORKER::WORKERS]  # type: ignore[misc]
 
