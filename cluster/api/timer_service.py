@@ -75,7 +75,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         outboxes: Outboxes,
         hooks: ServiceHooks,
     ) -> None:
-        """`threads` run queries; None for threads of its own."""
+        """`threads` run queries; None: threads of its own. `outboxes` count unread bytes."""
         super().__init__(hooks)
         self._host, self._outboxes = host, outboxes
         self._limits = limits
@@ -162,7 +162,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         unread: list[EngineError] = []
         answers: asyncio.Queue[tuple[float, _Answering] | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
-        held = _UnreadBytes(self._outboxes, context)
+        backlog = _UnreadBytes(self._outboxes, context)
         whose = caller_of(context)
 
         async def read() -> None:
@@ -171,7 +171,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                     began = time.perf_counter()
                     try:
                         future = await self._schedule_in_turn(request, context, whose)
-                        future.add_done_callback(held.add)
+                        future.add_done_callback(backlog.add)
                         answers.put_nowait((began, future))
                         del future
                     except EngineError as error:
@@ -179,7 +179,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                         answers.put_nowait((began, refusal))
                     del request  # the client may read its answer much later
                     await room.acquire()
-                    await held.fall()
+                    await backlog.wait_for_room()
             except EngineError as error:  # the stream is broken: no later request is readable
                 unread.append(error)
             finally:
@@ -193,14 +193,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 code = grpc_errors.code_in(answer.error)
                 self.hooks.on_answer("ScheduleStream", code, "no", time.perf_counter() - began)
                 yield as_type(pb.ScheduleStreamResponse, answer)
-                held.remove(future)
+                backlog.remove(future)
                 room.release()
                 del waiting, future, answer
             if unread:
                 raise unread.pop()
         finally:
             reader.cancel()
-            held.close()
+            backlog.close()
             while not answers.empty():  # the client has gone
                 left = answers.get_nowait()
                 if left is not None and isinstance(left[1], asyncio.Future):
@@ -441,7 +441,7 @@ class _UnreadBytes:
     def __init__(self, outboxes: Outboxes, context: Context) -> None:
         self._outboxes, self._peer, self._caller = outboxes, context.peer(), caller_name()
         self._size, self._open = 0, True
-        self._fell = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def add(self, future: _Answering) -> None:
         """Add an answer, which is ready."""
@@ -460,13 +460,13 @@ class _UnreadBytes:
         if self._open and size:
             self._size += size
             self._outboxes.add(self._peer, self._caller, size)
-            self._fell.set()
+            self._changed.set()
 
-    async def fall(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the stream may hold the bytes that it holds."""
         while self._size > self._outboxes.most(self._caller):
-            self._fell.clear()
-            await self._fell.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def _size_of(future: _Answering) -> int:

@@ -435,8 +435,8 @@ class NodeState(TopicView):
         if self._host.serves:
             series = self._host.engine.machine.series
             if series.deferred:
-                what = "a leader that knows their cron expression or time zone"
-                yield f"series that wait for {what}: {len(series.deferred)}"
+                leader = "a leader that knows their cron expression or time zone"
+                yield f"series that wait for {leader}: {len(series.deferred)}"
             behind_ms = series.behind_ms(self._host.now().clock_ms)
             if behind_ms > SERIES_BEHIND_MS:
                 yield f"a series with misfire=fire_all is {behind_ms // 1_000} s behind its times"
