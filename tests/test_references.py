@@ -31,6 +31,7 @@ from timer.model.timer_errors import InvalidRequestError
 from timerclient.cli.cli_errors import EXIT_MEANINGS
 from timerclient.cli.timerctl import make_parser as make_ctl_parser
 from timerclient.rows.rows import GROUP_NAME, TOPIC_NAME
+from timerclient.values import errors
 
 ROOT = Path(__file__).parent.parent
 
@@ -226,7 +227,7 @@ def test_pages_of_http_have_each_path_and_the_document_is_current() -> None:
     assert page("docs/openapi.json") == openapi.text(), "`make fmt` writes it"
 
 
-def test_links_of_the_site_to_files_in_docs_stay_and_others_become_names(
+def test_site_has_lists_and_links_to_files_in_docs_and_other_links_become_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (
@@ -237,15 +238,19 @@ def test_links_of_the_site_to_files_in_docs_stay_and_others_become_names(
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(File=None, Files=None))
     hook = runpy.run_path(str(ROOT / "docs/site/outside.py"))["on_page_markdown"]
 
+    def site_page(name: str) -> SimpleNamespace:
+        return SimpleNamespace(file=SimpleNamespace(src_uri=name))
+
     def links(name: str) -> set[str]:
-        site_page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
-        text = hook(page(f"docs/{name}"), page=site_page)
+        text = hook(page(f"docs/{name}"), page=site_page(name))
         return {*re.findall(r"\]\(([^)#:]+)\)", text)}
 
     figures = {each.name for each in (ROOT / "docs").glob("*.svg")}
     assert {each for each in links("performance.md") if each.endswith(".svg")} == figures
     assert "openapi.json" in links("http.md")
     assert [each for each in links("metrics.md") if each.startswith("../")] == []
+    a_list = hook("Two:\n1. a\n\n   ```\n   - b\n   ```\n2. c\nd", page=site_page("logs.md"))
+    assert a_list == "Two:\n\n1. a\n\n    ```\n    - b\n    ```\n\n2. c\nd"
 
 
 def test_page_of_logs_has_its_paths_of_http() -> None:
@@ -281,10 +286,17 @@ def test_docstrings_name_errors_that_are_there() -> None:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 text = (ast.get_docstring(node) or "").partition("Raises:\n")[2]
                 found = re.findall(r"^    ([A-Z][\w, ]*):", text, re.M)
-                listed += [(path.name, each) for errors in found for each in errors.split(", ")]
+                listed += [(path.name, each) for several in found for each in several.split(", ")]
     wrong = [(name, each) for name, each in listed if each not in known]
     assert len(listed) > 500
     assert wrong == []
+
+
+def test_tree_of_errors_has_all() -> None:
+    tree = re.findall(r"^ +(?:\|   )?\+-- (\w+) ", errors.__doc__ or "", re.M)
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    names = {each.__name__ for each in classes if issubclass(each, errors.TimerError)}
+    assert {"TimerError", *tree} == names
 
 
 def test_example_of_settings_loads_and_states_the_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Hook of mkdocs: adds pages from outside docs/, and turns links to other files into names."""
+"""Hook of mkdocs: adds pages from outside docs/, adapts lists, names files that the site lacks."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -15,6 +15,7 @@ OUTSIDE: Final = {
 }
 """Pages of the repository -> pages of the site."""
 LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)#\s:]*)(#[^)\s]*)?\)")
+ITEM: Final = re.compile(r"(?:[-*]|\d\.) +")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -22,6 +23,24 @@ def on_files(files: Files, *, config: Any) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     return files
+
+
+def with_lists(markdown: str) -> str:
+    """Return a page with lists as mkdocs reads them: a blank line before, four columns within."""
+    lines: list[str] = []
+    width, fenced, apart = 0, False, True
+    for line in markdown.split("\n"):
+        item = None if fenced else ITEM.match(line)
+        within = bool(width) and line.startswith(" " * width)
+        if item:
+            lines += [""] if apart else []
+            width, apart = len(item[0]), False
+        elif not within:
+            apart = True
+            width = 0 if line else width
+        fenced ^= line.lstrip().startswith("```")
+        lines.append("    " + line[width:] if within else line)
+    return "\n".join(lines)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -43,4 +62,4 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             return text if text.startswith("`") else f"`{text}`"
         return f"[{text}]({relpath(inside, str(PurePosixPath(where).parent))}{anchor})"
 
-    return LINK.sub(linked, markdown)
+    return LINK.sub(linked, with_lists(markdown))

@@ -1,34 +1,36 @@
 """Errors of calls: one tree for those of the cluster, of the transport and of this client.
 
-TimerError
-+-- InvalidRequest         change the request; names field and limit (also a ValueError)
-+-- NotFound               the topic, group or timer does not exist
-|   +-- NotPending         the timer to reschedule is no longer pending; gives the reason
-+-- AlreadyExists          it exists with other settings, or a pending timer has the key
-+-- Unavailable            no node accepted the call in time; it certainly had no effect
-|   +-- NotLeader          (handled by the client)
-|   +-- NotReady           no leader, no majority, or the node is starting
-|   +-- ShuttingDown       the node is stopping
-|   +-- Unreachable        no node answers, or none leads
-+-- Overloaded             the cluster was busy until the call's time was up
-+-- DiskFull               the cluster's disks had too little space until the call's time was up
-+-- QuotaReached           a topic is at a quota; the client does not retry
-+-- OutcomeUnknown         MAY HAVE BEEN APPLIED: the answer did not arrive
-|   +-- CommitTimeout      no majority in time
-|   +-- LeadershipLost     the leader was deposed or stopped answering during the request
-|   +-- ConnectionLost     the connection broke during the request
-+-- SequenceGap            (handled by the client)
-+-- UnknownProducer        (handled by the client)
-+-- OutcomeForgotten       WAS APPLIED, long ago; its ids are no longer kept
-+-- LeaseLost              an ack came after the lease had ended
-+-- GroupHeld              another consumer has the exclusive group
-+-- NotDelivered           an ack of a message that was never delivered
-+-- StorageFailed          a node's disk failed
-+-- Fenced                 between nodes only
-+-- BadConfig              between operator and node only
-+-- RpcFailed              rejected by the transport or a proxy, without a reason of the cluster
-+-- UndecodablePayload     a payload is not of the codec that decodes it (also a ValueError)
-+-- Closed                 you closed the client or the consumer
+    TimerError
+    +-- InvalidRequest         change the request; names field and limit (also a ValueError)
+    +-- NotFound               the topic, group or timer does not exist
+    |   +-- NotPending         the timer to reschedule is no longer pending; gives the reason
+    +-- AlreadyExists          it exists with other settings, or a pending timer has the key
+    +-- Unavailable            no node accepted the call in time; it certainly had no effect
+    |   +-- NotLeader          (handled by the client)
+    |   +-- NotReady           no leader, no majority, or the node is starting
+    |   +-- ShuttingDown       the node is stopping
+    |   +-- Unreachable        no node answers, or none leads
+    +-- Overloaded             the cluster was busy until the call's time was up
+    +-- DiskFull               the cluster's disks had too little space until the call's time was up
+    +-- QuotaReached           a topic is at a quota; the client does not retry
+    +-- OutcomeUnknown         MAY HAVE BEEN APPLIED: the answer did not arrive
+    |   +-- CommitTimeout      no majority in time
+    |   +-- LeadershipLost     the leader was deposed or stopped answering during the request
+    |   +-- ConnectionLost     the connection broke during the request
+    +-- SequenceGap            (handled by the client)
+    +-- UnknownProducer        (handled by the client)
+    +-- OutcomeForgotten       WAS APPLIED, long ago; its ids are no longer kept
+    +-- PermissionDenied       no rule of access allows the call
+    +-- TokenRejected          the bearer token is unknown or expired, or there is none
+    +-- LeaseLost              an ack came after the lease had ended
+    +-- GroupHeld              another consumer has the exclusive group
+    +-- NotDelivered           an ack of a message that was never delivered
+    +-- StorageFailed          a node's disk failed
+    +-- Fenced                 between nodes only
+    +-- BadConfig              between operator and node only
+    +-- RpcFailed              rejected by the transport or a proxy, without a reason of the cluster
+    +-- UndecodablePayload     a payload is not of the codec that decodes it (also a ValueError)
+    +-- Closed                 you closed the client or the consumer
 
 A misuse raises RuntimeError before anything is sent: use of a client that was created before a
 fork, a fork while the parent had a client open (see timerclient/client/sync.py), or a wait in the
