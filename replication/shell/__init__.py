@@ -1,4 +1,4 @@
-"""The replica as it runs: asyncio, gRPC streams, a writer thread and snapshot transfer.
+"""The replica as it runs: asyncio, TCP streams, a writer thread and snapshot transfer.
 
 Read `replica.py` first. `cluster/` assembles it.
 """
