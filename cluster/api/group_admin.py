@@ -86,6 +86,8 @@ class GroupDesk:
         settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
         settings = self._changed_settings(settings, topic, group, changes)
         leader = self._host.require_leader()
+        if leader.topic_or_none(topic) is None:  # a refused request creates no topic
+            self._timers.creations.check_group(leader)
         of = await self._timers.topic(leader, topic)
         at = GroupStart.LATEST if start == pb.GROUP_START_LATEST else GroupStart.EARLIEST
         create = CreateGroup(of.topic_id, group, at, settings)

@@ -9,7 +9,7 @@ the client sent them.
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -123,6 +123,16 @@ class CreationLimits:
         there = leader.machine.creators.topics
         self._propose("topics", new, lambda _: there[creator], propose, done)
 
+    def check_topics(self, leader: Leader, names: Collection[str]) -> None:
+        """Check that the present caller may create topics, which do not exist, all together.
+
+        Raises:
+            LimitReachedError: it would have created more than it may.
+        """
+        creator, there = _creator(leader), leader.machine.creators.topics
+        more = len({*names} - self._under_way.get(("topics", _identity()), set()))
+        self._check("topics", lambda _: there[creator], more)
+
     def group(self, leader: Leader, create: CreateGroup, done: Done) -> None:
         """Create a group for the present caller, if it does not exist; see GroupDispatch.
 
@@ -135,6 +145,16 @@ class CreationLimits:
         new = None if is_known else (create.topic, create.name)
         there = leader.machine.creators.groups
         self._propose("groups", new, lambda _: there[creator], propose, done)
+
+    def check_group(self, leader: Leader) -> None:
+        """Check that the present caller may create a group in a new topic.
+
+        Raises:
+            LimitReachedError: see Leader and `group`.
+        """
+        creator, there = _creator(leader), leader.machine.creators.groups
+        leader.check_group_of_new_topic()
+        self._check("groups", lambda _: there[creator])
 
     def series(
         self, leader: Leader, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Done
@@ -241,11 +261,11 @@ class CreationLimits:
             self._end(key, new)
             raise
 
-    def _check(self, kind: str, count: Callable[[int], int]) -> None:
-        """Check that the present caller may have one more object.
+    def _check(self, kind: str, count: Callable[[int], int], more: int = 1) -> None:
+        """Check that the present caller may have `more` objects.
 
         `count` returns the number of its objects. It is called if the caller has a limit, with the
-        number from which on the creation is refused.
+        number from which on the creation of one is refused.
 
         Raises:
             EngineError: see _limit_error.
@@ -254,7 +274,9 @@ class CreationLimits:
             return
         most: int | None = getattr(caller.usages.limits(caller.identity), kind)
         under_way = len(self._under_way.get((kind, _identity()), ()))
-        if most is not None and (there := count(most - under_way) + under_way) >= most:
+        if most is None or not more:
+            return
+        if (there := count(most - under_way) + under_way) + more > most:
             raise _limit_error(kind, most, _identity(), there)
 
     def _begin(self, key: tuple[str, str], new: object) -> None:

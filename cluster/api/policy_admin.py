@@ -14,6 +14,7 @@ from timer.entries.policies import (
     ScopePolicy,
     namespace_of,
 )
+from timer.leader.intake.quotas import NEW_TOPIC
 from timer.model.feature_level import LEVEL_OF_SMOOTHING
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import TopicId
@@ -140,6 +141,8 @@ class PolicyDesk:
         if later := fields.pack().keys() & set(FIELDS_OF_LEVEL_2):
             wire_rows.check_level(min(later), leader.machine.level, LEVEL_OF_SMOOTHING)
         if named.topic and fields.pack() and not request.existing:
+            if leader.topic_or_none(named.topic) is None:  # a refused change creates no topic
+                leader.admission.policy_with(Scope("", NEW_TOPIC), fields, request.unset)
             await self._timers.topic(leader, named.topic)
         scope, now = scope_of(leader.machine, named), self._host.now()
         await self._host.ask(

@@ -22,6 +22,7 @@ from cluster.rpc.caller_turns import CallerTurns
 from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.security.access_rules import AccessTarget, Permission
 from cluster.state.host import Host
+from timer.leader.intake.quotas import NEW_TOPIC
 from timer.leader.leader import Leader
 from timer.model import timer_id
 from timer.model.columns import decode_headers
@@ -138,7 +139,8 @@ class SeriesDesk:
         known = leader.machine.series.find(found.topic_id, key) if found is not None else 0
         start_ms = leader.series.find(known).spec.start_ms if known else 0
         begun = self._with_start(replace(spec, start_ms=spec.start_ms or start_ms))
-        begun.check_size(key)  # as all checks, before a topic is created
+        topic_id = NEW_TOPIC if found is None else found.topic_id
+        leader.series.check_size(topic_id, key, begun, name)  # all checks precede a new topic
         if not known:
             self._check_calendar(begun)
         reserved = self._creations.reserve_series(leader, name, key)

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
@@ -37,6 +37,7 @@ from cluster.rpc.relay import error_for
 from cluster.rpc.request_bounds import size_of
 from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.state.host import Host
+from timer.leader.intake.quotas import NEW_TOPIC
 from timer.leader.leader import Leader
 from timer.model.columns import Part
 from timer.model.timer_errors import (
@@ -257,7 +258,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):
             topics = {timers.topic: wire_rows.NO_TOPIC for timers in request.timers}
         elif topics is None:
-            topics = await self._create_topics(leader, request)
+            topics = await self._create_topics(leader, request, whose)
         future = _NumberedFuture(request.request_no)
         part = await self._part_of(leader, request, topics)
 
@@ -307,12 +308,33 @@ class TimerService(Service, rpc.TimerServiceServicer):
             topics[timers.topic] = topic.topic_id
         return topics
 
-    async def _create_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId]:
+    async def _create_topics(
+        self, leader: Leader, request: AnyScheduling, whose: str
+    ) -> dict[str, TopicId]:
+        """Create the missing topics of a request, after all checks: a refused one has no effect."""
         names = [*dict.fromkeys(timers.topic for timers in request.timers)]
+        if self._auto_create_topics:
+            await self._check_new_topics(leader, request, names, whose)
         topics: list[Topic] = []
         while some := names[len(topics) : len(topics) + TOPICS_AT_ONCE]:
             topics += await asyncio.gather(*(self.topic(leader, name) for name in some))
         return {name: topic.topic_id for name, topic in zip(names, topics, strict=True)}
+
+    async def _check_new_topics(
+        self, leader: Leader, request: AnyScheduling, names: Sequence[str], whose: str
+    ) -> None:
+        """Check a request as if its missing topics existed, and that they may be created."""
+        topics, new = dict[str, TopicId](), dict[TopicId, str]()
+        for name in names:
+            if (topic := leader.topic_or_none(name)) is not None:
+                topics[name] = topic.topic_id
+                continue
+            wire_rows.check_name("topic", name, bytes_max=self._topic_name_bytes_max)
+            topics[name] = stand_in = TopicId(NEW_TOPIC - len(new))
+            new[stand_in] = name
+        part = await self._part_of(leader, request, topics)
+        leader.check(part, self._host.now(), whose, new)
+        self.creations.check_topics(leader, new.values())
 
     async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
         """Return a topic. It is created if `create` or the node's settings allow that.

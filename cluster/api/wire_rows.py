@@ -251,7 +251,8 @@ def pieces_of(
     for timers in request.timers:
         if _has_traits(timers):
             check_level("ordering_keys, priorities", leader.machine.level, LEVEL_OF_TRAITS)
-        rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
+        sequence, name = request.sequence, timers.topic
+        rules = leader.rules(topics[name], producer_id, sequence, request_id, name)
         try:
             piece = CheckedColumns.of(timers, limits, rules, now, floor_ms, texts)
             _check_keyed(request.on_conflict, piece.key)

@@ -227,6 +227,9 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
     play.machine.level = LEVEL_OF_CREATORS
     topic("a", "one")
     topic("a", "one")
+    call("a", lambda _: limits.check_topics(play.leader, ["one", "two"]))  # one is under way
+    with pytest.raises(LimitReachedError, match=r"most.topics: client/a has 1: must be at most 2"):
+        call("a", lambda _: limits.check_topics(play.leader, ["two", "three"]))
     topic("a", "two")
     full = r"most.topics: client/a has 2: must be at most 2"
     with pytest.raises(LimitReachedError, match=full):  # both are under way
@@ -247,6 +250,8 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
     group("a", "g")
     with pytest.raises(LimitReachedError, match=r"most.groups: client/a has 1: must be at most 1"):
         group("a", "h")
+    with pytest.raises(LimitReachedError, match="client/a has 1"):
+        call("a", lambda _: limits.check_group(play.leader))
     group("b", "h")
     play.settle()
     assert limits._under_way == {}

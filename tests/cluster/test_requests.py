@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import numpy as np
@@ -73,10 +74,13 @@ async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> 
         creating -= 1
         return SimpleNamespace(topic_id=int(name))
 
-    service: Any = SimpleNamespace(topic=topic)
+    checked = AsyncMock()
+    service: Any = SimpleNamespace(topic=topic, _auto_create_topics=True, _check_new_topics=checked)
     timers = [pb.TimerColumns(topic=str(at % count)) for at in range(count + 5)]
     leader: Any = None
-    found = await TimerService._create_topics(service, leader, pb.ScheduleRequest(timers=timers))
+    request = pb.ScheduleRequest(timers=timers)
+    found = await TimerService._create_topics(service, leader, request, "")
+    checked.assert_awaited_once()
     assert found == {str(number): number for number in range(count)}
     assert most == TOPICS_AT_ONCE
 

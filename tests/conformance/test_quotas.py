@@ -1,11 +1,12 @@
 """Quotas of pending timers and of ready messages."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.conformance.worlds import World
-from timerclient import NewTimer, QuotaReached, TimerClient
+from timerclient import InvalidRequest, NewTimer, QuotaReached, TimerClient
 
 HOUR = 3600.0
 
@@ -14,6 +15,10 @@ def quota(client: TimerClient, topic: str, **said: Any) -> None:
     client.create_topic(topic)
     limits: Any = said
     client.alter_policies(limits, topic=topic)
+
+
+def names(client: TimerClient) -> list[str]:
+    return sorted(each.name for each in client.topics())
 
 
 def used(client: TimerClient, topic: str) -> dict[str, tuple[int, int, str]]:
@@ -127,8 +132,10 @@ def test_request_of_several_topics_is_refused_whole_by_the_quota_of_one(
     quota(client, topic, pending_max=1)
     both = [NewTimer(other, b"", delay=HOUR), NewTimer(topic, b"", delay=HOUR)]
     client.schedule_all(both, request_id=f"{topic}-1"[-64:])
+    new = [NewTimer(f"{topic}-{at}", b"", delay=HOUR) for at in range(2)]
     with pytest.raises(QuotaReached, match=f"topic '{topic}'"):
-        client.schedule_all(both, request_id=f"{topic}-2"[-64:])
+        client.schedule_all([new[0], *both, new[1]], request_id=f"{topic}-2"[-64:])
+    assert [name for name in names(client) if name.startswith(topic)] == [topic, other]
     again = client.schedule_all(both, request_id=f"{topic}-1"[-64:])
     assert again.duplicate
     assert [client.count_timers(each).pending for each in (topic, other)] == [1, 1]
@@ -150,6 +157,29 @@ def test_quota_holds_for_each_topic_of_a_namespace_and_over_a_change_of_leader(
     client.schedule(topics[0], b"", delay=HOUR)
     client.cancel_where(topics[0])
     client.cancel_where(topics[1])
+
+
+def test_refused_request_creates_no_topic(world: World, topic: str) -> None:
+    client, new = world.client, f"{topic}/new"
+    limits: Any = {"pending_max": 2, "payload_bytes_max": 5, "delay_ms_max": 1000}
+    client.alter_policies(limits, namespace=topic)
+    beyond: Any = {"delay_ms_min": 100, "delay_ms_max": 10}
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("has 0 pending timers; 3 more", lambda: client.schedule_batch(new, [b""] * 3, delay=1)),
+        ("payload_bytes_max of the namespace", lambda: client.schedule(new, b"123456", delay=1)),
+        ("delay_ms_max of the namespace", lambda: client.schedule(new, b"", delay=HOUR)),
+        ("1024 bytes", lambda: client.schedule(new, b"", delay=1, key="x" * 1025)),
+        ("key", lambda: client.schedule(new, b"", delay=1, on_conflict="keep")),
+        ("of the namespace", lambda: client.create_series(new, "s", b"1" * 6, every=9)),
+        ("at most delay_ms_max", lambda: client.alter_policies(beyond, topic=new)),
+    ]
+    for why, call in refused:
+        with pytest.raises((InvalidRequest, QuotaReached), match=why):
+            call()
+        assert new not in names(client), why
+    client.schedule_batch(new, [b"12345"] * 2, delay=1)
+    with pytest.raises(QuotaReached, match="has 2 pending timers"):
+        client.schedule(new, b"", delay=1)
 
 
 def test_reschedules_and_dead_letters_go_on_where_nothing_new_is_taken(

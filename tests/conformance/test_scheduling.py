@@ -341,6 +341,7 @@ def test_a_size_that_the_cluster_rejects_has_the_row_of_its_batch(world: World, 
     with pytest.raises(InvalidRequest, match=r"^timers\[2\]\.headers = '40005 bytes'") as refused:
         client.schedule_all(timers)
     assert refused.value.field == "timers[2].headers"
+    client.create_topic(topic)
     with pytest.raises(InvalidRequest, match=r"^key\[1\] = '1025 bytes'"):
         client.cancel_keys(topic, ["a", long])
     with pytest.raises(InvalidRequest, match=r"^key = '1025 bytes'"):

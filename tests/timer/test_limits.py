@@ -5,8 +5,10 @@ from unittest import mock
 import pytest
 
 from tests.timer.leading import Play, delivered
+from tests.timer.machines import part_of
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
-from timer.leader.intake.count_limits import RARE_MS, CountLimits, check_group, check_topic
+from timer.leader.intake.count_limits import RARE_MS, CountLimits, check_group, check_topics
+from timer.leader.intake.quotas import NEW_TOPIC
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import LimitReachedError, QuotaReachedError
 from timer.model.units import ProducerId, TopicId
@@ -46,15 +48,36 @@ def test_topics_are_counted_in_all_and_by_namespace_those_on_their_way_too() -> 
     play.make_topic("ns/d")
 
 
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["ns/c", "b"], None),
+        (["ns/d", "b"], "topics_max: the cluster has 3: must be at most 4"),
+        (["ns/c", "ns/d"], "namespace_topics_max: namespace 'ns' has 2: must be at most 2"),
+    ],
+)
+def test_new_topics_of_a_request_are_counted_together(names: list[str], why: str | None) -> None:
+    play = playing(topics_max=4, namespace_topics_max=2)
+    play.make_topic("ns/b")
+    play.leader.create_topic("ns/c", play.now, play.done("c"))
+    new = {TopicId(NEW_TOPIC - at): name for at, name in enumerate(names)}
+    part = part_of([(topic, play.now.clock_ms, b"") for topic in new])
+    if why is None:
+        play.leader.check(part, play.now, new=new)
+        return
+    with pytest.raises(LimitReachedError, match=why):
+        play.leader.check(part, play.now, new=new)
+
+
 def test_names_on_their_way_are_not_looked_at_far_from_the_limits() -> None:
     play = Play()
     on_their_way = mock.MagicMock(**{"__len__.return_value": 500, "__iter__.side_effect": KeyError})
     limits = CountLimits()
-    check_topic(limits, play.machine, "ns/a", on_their_way)
+    check_topics(limits, play.machine, ["ns/a"], on_their_way)
     check_group(limits, play.machine, play.machine.topics[play.topic_id], on_their_way)
     on_their_way.__len__.return_value = limits.namespace_topics_max
     with pytest.raises(KeyError):
-        check_topic(limits, play.machine, "ns/a", on_their_way)
+        check_topics(limits, play.machine, ["ns/a"], on_their_way)
 
 
 def test_consumers_of_a_group_are_counted() -> None:
@@ -89,6 +112,8 @@ def test_groups_are_counted_in_all_and_by_topic_those_on_their_way_too() -> None
     with pytest.raises(LimitReachedError) as why:
         create(other, "j", "j")
     assert str(why.value) == "limits.groups_max: the cluster has 3: must be at most 3"
+    with pytest.raises(LimitReachedError):
+        play.leader.check_group_of_new_topic()
     play.settle()
     assert all(isinstance(play.answers[name], Group) for name in ("h", "h again", "g again", "i"))
     play.leader.groups.delete(first, play.done("deleted"))

@@ -31,13 +31,14 @@ from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
 from timer.leader.intake.count_limits import (
     CountLimits,
+    check_group,
     check_producer,
-    check_topic,
+    check_topics,
     producer_idle_ms,
 )
 from timer.leader.intake.intake import Freshness, Intake
 from timer.leader.intake.occurrence_planner import NoCalendar, NoteUnplanned
-from timer.leader.intake.quotas import Charge, Quotas
+from timer.leader.intake.quotas import NO_TOPICS, Charge, NewTopics, Quotas
 from timer.leader.intake.series_intake import SeriesHooks, SeriesIntake
 from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
 from timer.model.recurrence import Calendar
@@ -206,8 +207,28 @@ class Leader:
     ) -> None:
         """Accept one request; `done` gets Accepted, Repeated or an EngineError.
 
+        See `check` for the arguments and the errors.
+        """
+        charges, freshness = self.check(part, now, sender)
+        if freshness is Freshness.REPEAT:
+            charges = []  # a repeat has no effect
+        self._intake.accept(part, freshness, sender)
+        self._parts.append((part, self.quotas.charge(charges, done)))
+        self._parts_bytes += part.size
+        self.bytes_in_flight += part.size
+
+    def check(
+        self,
+        part: Part,
+        now: Now | None = None,
+        sender: str = "",
+        new: NewTopics = NO_TOPICS,
+    ) -> tuple[list[Charge], Freshness]:
+        """Check one request; return its charges, and what is known about it.
+
         `now`: rows due by then count as ready; None: no row does. `sender`: for the
-        limit on each sender's request ids (timer/leader/intake/request_shares.py).
+        limit on each sender's request ids (timer/leader/intake/request_shares.py). `new`: the
+        topics that are yet to be created for it.
 
         Raises:
             InvalidRequestError: it has no row, or more than fits into one entry; or its request id
@@ -215,7 +236,7 @@ class Leader:
             OverloadedError: too much is waiting already, or too many request ids are remembered;
                 the request was not accepted.
             DiskFullError: it is new, and there is no room for it.
-            QuotaReachedError: it is new, and a topic would exceed a quota.
+            QuotaReachedError: it is new, and a topic would exceed a quota, or the topics a limit.
             NotReadyError, TopicDeletedError: it is new, and one of its topics is being deleted, or
                 was deleted.
             UnknownProducerError: the producer id was never issued, or has expired.
@@ -234,32 +255,29 @@ class Leader:
             raise InvalidRequestError("timers", f"{size} bytes", limit)
         if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
             raise OverloadedError("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
-        charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
+        charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1), new)
         freshness = self._intake.classify(part, self._time_ms)
         if freshness is Freshness.NEW:
             self._intake.check_share(part, sender, self._time_ms)
-            self._check_new(part, charges)
-        elif freshness is Freshness.REPEAT:
-            charges = []  # a repeat has no effect
-        self._intake.accept(part, freshness, sender)
-        self._parts.append((part, self.quotas.charge(charges, done)))
-        self._parts_bytes += size
-        self.bytes_in_flight += size
+            self._check_new(part, charges, new)
+        return charges, freshness
 
-    def _check_new(self, part: Part, charges: list[Charge]) -> None:
+    def _check_new(self, part: Part, charges: list[Charge], new: NewTopics) -> None:
         """Check a request that has certainly not been applied.
 
         Raises:
             DiskFullError: there is no room for it.
-            QuotaReachedError: a topic would exceed a quota.
+            QuotaReachedError: a topic would exceed a quota, or the new topics a limit.
             NotReadyError: one of its topics is being deleted.
             TopicDeletedError: one of its topics was deleted.
         """
         self._check_disk_space()
         if self.groups.deleting or self.machine.store.deleted_topics:
-            for topic in np.unique(part.topic).tolist():
+            for topic in {*np.unique(part.topic).tolist()} - new.keys():
                 self.groups.check_topic(TopicId(topic))
-        self.quotas.check(charges)
+        self.quotas.check(charges, new)
+        if names := [name for name in new.values() if name not in self._topics_in_flight]:
+            check_topics(self._config.limits, self.machine, names, self._topics_in_flight)
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
         """Return the id of a request that is accepted now."""
@@ -271,8 +289,9 @@ class Leader:
         producer_id: ProducerId,
         sequence: int,
         request: RequestId | None = None,
+        new: str = "",
     ) -> Rules:
-        """Return the rules for a topic's rows in a request.
+        """Return the rules for a topic's rows in a request. `new`: see Admission.rules.
 
         A repeat of an applied request gets its first answer, so no policy set since may reject it.
 
@@ -281,7 +300,7 @@ class Leader:
         """
         if self.was_applied(producer_id, sequence, request):
             return UNBOUNDED
-        return self.admission.rules(topic)
+        return self.admission.rules(topic, new)
 
     def was_applied(
         self, producer_id: ProducerId, sequence: int, request: RequestId | None
@@ -428,6 +447,14 @@ class Leader:
         known = self.machine.topic_by_name.get(name)
         return None if known is None or known.topic_id in self.groups.deleting else known
 
+    def check_group_of_new_topic(self) -> None:
+        """Check that a topic that does not exist yet may have a group.
+
+        Raises:
+            LimitReachedError: the cluster has the most groups that it may have.
+        """
+        check_group(self._config.limits, self.machine, None, self.groups.creating)
+
     def find_topic(self, name: str) -> Topic:
         """Return the topic of a name.
 
@@ -471,7 +498,7 @@ class Leader:
             self._topics_in_flight[name].append(done)
         else:
             self._check_disk_space()
-            check_topic(self._config.limits, self.machine, name, self._topics_in_flight)
+            check_topics(self._config.limits, self.machine, [name], self._topics_in_flight)
             waiters = self._topics_in_flight[name] = [done]
 
             def answer(applied: object) -> None:

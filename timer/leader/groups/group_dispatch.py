@@ -128,7 +128,7 @@ class GroupDispatch:
         self._propose = propose
         self._id_salt = id_salt
         self._limits = limits
-        self._creating: set[GroupName] = set()
+        self.creating: set[GroupName] = set()
         """Groups that are being created: the op is gathered or in flight."""
         self._batch = GroupBatch()
         self._details = NackDetails()
@@ -178,14 +178,14 @@ class GroupDispatch:
             done(known)
             return
         name = GroupName(create.topic, create.name)
-        if name not in self._creating:
-            check_group(self._limits, self.machine, topic, self._creating)
+        if name not in self.creating:
+            check_group(self._limits, self.machine, topic, self.creating)
 
         def answer(result: object) -> None:
-            self._creating.discard(name)
+            self.creating.discard(name)
             done(result)
 
-        self._creating.add(name)
+        self.creating.add(name)
         self._batch.append(create, done=answer)
 
     def alter(self, alter: AlterGroup, done: OnResult) -> None:

@@ -230,14 +230,20 @@ class Admission:
         """Replaced by each change."""
         self._rules: dict[int, Rules] = {}
 
-    def rules(self, topic_id: int) -> Rules:
-        """Return the rules of a topic; 0: those that hold without a namespace or topic policy."""
+    def rules(self, topic_id: int, new: str = "") -> Rules:
+        """Return the rules of a topic; 0: those that hold without a namespace or topic policy.
+
+        `new`: its name, if it does not exist yet.
+        """
         rules = self._rules.get(topic_id)
         if rules is None:
             topic = self._machine.topics.get(TopicId(topic_id))
-            namespace = namespace_of(topic.name) if topic is not None else ""
+            name = topic.name if topic is not None else new
+            namespace = namespace_of(name) if name else ""
             effective = self.policies.effective(self._node, namespace, TopicId(topic_id))
-            rules = self._rules[topic_id] = Rules(effective, self._draws)
+            rules = Rules(effective, self._draws)
+            if topic is not None or not new:
+                self._rules[topic_id] = rules
         return rules
 
     def ttl_ms(self, topic: "Topic") -> int:

@@ -4,6 +4,7 @@ Every replica holds each of them in memory and in each manifest, used or not. As
 (timer/leader/intake/quotas.py), replicas check no limit at apply, and existing ones stay.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -57,50 +58,51 @@ class GroupName(NamedTuple):
     name: str
 
 
-def check_topic(
-    limits: CountLimits, machine: Machine, name: str, creating: Collection[str] = ()
+def check_topics(
+    limits: CountLimits, machine: Machine, names: Collection[str], creating: Collection[str] = ()
 ) -> None:
-    """Check that one more topic may be created. `creating`: names of topics being created.
+    """Check that new topics may all be created. `creating`: names of others being created.
 
     Raises:
-        LimitReachedError: the cluster or the namespace has the most topics that it may have, or
+        LimitReachedError: the cluster or a namespace would have more topics than it may have, or
             all topic ids are used.
     """
-    ids = machine.next_topic_id + len(creating)
-    if ids >= TOPIC_IDS_MAX:
+    ids, count = machine.next_topic_id + len(creating), len(machine.topics) + len(creating)
+    if ids + len(names) > TOPIC_IDS_MAX:
         raise LimitReachedError("topic ids", TOPIC_IDS_MAX, "the cluster", ids)
-    _check("topics_max", limits.topics_max, "the cluster", len(machine.topics) + len(creating))
-    namespace = namespace_of(name)
-    count = machine.namespaces[namespace]
-    if count + len(creating) >= limits.namespace_topics_max:
-        count += sum(namespace_of(each) == namespace for each in creating)
-    owner = f"namespace {namespace!r}"
-    _check("namespace_topics_max", limits.namespace_topics_max, owner, count)
+    _check("topics_max", limits.topics_max, "the cluster", count, len(names))
+    for namespace, more in Counter(map(namespace_of, names)).items():
+        count = machine.namespaces[namespace]
+        if count + len(creating) + more > limits.namespace_topics_max:
+            count += sum(namespace_of(each) == namespace for each in creating)
+        owner = f"namespace {namespace!r}"
+        _check("namespace_topics_max", limits.namespace_topics_max, owner, count, more)
 
 
 def may_have_topic(limits: CountLimits, machine: Machine, name: str) -> bool:
     """Return whether a topic exists or may be created."""
     try:
         if name not in machine.topic_by_name:
-            check_topic(limits, machine, name)
+            check_topics(limits, machine, [name])
     except LimitReachedError:
         return False
     return True
 
 
 def check_group(
-    limits: CountLimits, machine: Machine, topic: Topic, creating: Collection[GroupName]
+    limits: CountLimits, machine: Machine, topic: Topic | None, creating: Collection[GroupName]
 ) -> None:
-    """Check that a topic may have one more group.
+    """Check that a topic may have one more group. `topic`: None: it does not exist yet.
 
     Raises:
         LimitReachedError: the topic or the cluster has the most groups that it may have.
     """
     check_group_id(machine, len(creating))
-    count = len(topic.groups)
-    if count + len(creating) >= limits.topic_groups_max:
-        count += sum(each.topic == topic.topic_id for each in creating)
-    _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", count)
+    if topic is not None:
+        count = len(topic.groups)
+        if count + len(creating) >= limits.topic_groups_max:
+            count += sum(each.topic == topic.topic_id for each in creating)
+        _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", count)
     _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(creating))
 
 
@@ -154,6 +156,6 @@ def producer_idle_ms(limits: CountLimits, machine: Machine, idle_ms: int) -> int
     return idle_ms if limits.producers_max - len(machine.producers) > few else min(idle_ms, RARE_MS)
 
 
-def _check(field: str, limit: int, owner: str, count: int) -> None:
-    if count >= limit:
+def _check(field: str, limit: int, owner: str, count: int, more: int = 1) -> None:
+    if count + more > limit:
         raise LimitReachedError(f"limits.{field}", limit, owner, count)

@@ -16,21 +16,26 @@ no request, whatever the request's size or due time.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from timer.entries.policies import QUOTAS
 from timer.leader.intake.admission import Admission, Quota
-from timer.model.columns import U32, Part
+from timer.model.columns import TOMBSTONE, U32, Part
 from timer.model.timer_errors import EngineError, QuotaReachedError
 from timer.model.units import TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
 NO_USAGE: Final = (0,) * len(QUOTAS)
+NewTopics: TypeAlias = Mapping[TopicId, str]
+"""Names of topics that are created for a request, by ids that stand for theirs until then."""
+NO_TOPICS: Final[NewTopics] = {}
+NEW_TOPIC: Final = TopicId(TOMBSTONE - 1)
+"""Stands for the id of a topic that is created for a request; the ids below, for further ones."""
 
 
 class Charge(NamedTuple):
@@ -70,14 +75,15 @@ class Quotas:
         self._firing: deque[Charge] = deque()
         """Applied charges of due rows that may still be pending until the next FIRE entry."""
 
-    def weigh(self, part: Part, clock_ms: UnixMs) -> list[Charge]:
+    def weigh(self, part: Part, clock_ms: UnixMs, new: NewTopics = NO_TOPICS) -> list[Charge]:
         """Return the charges of a request for topics that have a quota."""
-        return [*self._weigh(part, clock_ms)] if self._admission.has_quotas else []
+        return [*self._weigh(part, clock_ms, new)] if self._admission.has_quotas else []
 
-    def _weigh(self, part: Part, clock_ms: UnixMs) -> Iterator[Charge]:
+    def _weigh(self, part: Part, clock_ms: UnixMs, new: NewTopics) -> Iterator[Charge]:
         for first, mine in _by_topic(part.topic):
-            topic = TopicId(first)
-            if topic not in self._machine.topics or not self._admission.rules(topic).quotas:
+            topic, name = TopicId(first), new.get(TopicId(first), "")
+            exists = bool(name) or topic in self._machine.topics
+            if not exists or not self._admission.rules(topic, name).quotas:
                 continue
             due_ms, sizes = part.due_ms[mine], part.payload.sizes[mine]
             rows, size = len(sizes), int(sizes.sum(dtype=np.int64))
@@ -88,21 +94,23 @@ class Quotas:
             ready = int(np.count_nonzero(due)), int(sizes[due].sum(dtype=np.int64))
             yield Charge(topic, (rows, size, *ready), int(due_ms[due].max()))
 
-    def check(self, charges: Sequence[Charge]) -> None:
+    def check(self, charges: Sequence[Charge], new: NewTopics = NO_TOPICS) -> None:
         """Reject a request that would exceed a quota.
 
         Raises:
             QuotaReachedError: names the topic, the quota and its present usage.
         """
         for charge in charges:
-            topic = self._machine.topics[charge.topic]
-            for quota in self._admission.rules(charge.topic).quotas:
+            name = new.get(charge.topic, "")
+            topic = self._machine.topics[charge.topic] if not name else None
+            for quota in self._admission.rules(charge.topic, name).quotas:
                 at = QUOTAS.index(quota.field)
-                used = self.usage(topic, quota) + self._usage_in_flight(charge.topic)[at]
+                used = self._usage_in_flight(charge.topic)[at]
+                used += self.usage(topic, quota) if topic is not None else 0
                 requested = charge.amounts[at]
                 if used >= quota.limit or used + requested > quota.limit:
                     raise QuotaReachedError(
-                        topic.name,
+                        topic.name if topic is not None else name,
                         quota.field,
                         quota.limit,
                         quota.source,

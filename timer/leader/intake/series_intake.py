@@ -186,7 +186,15 @@ class SeriesIntake:
         spec.check()
         if spec.cron and new_times:
             self._calendar.check(spec.cron, spec.zone)
-        limit, whose = self._admission.rules(topic).payload_limit
+        self.check_size(topic, key, spec)
+
+    def check_size(self, topic: TopicId, key: bytes, spec: SeriesSpec, new: str = "") -> None:
+        """Check the size of a series and of its payload. `new`: see Admission.rules.
+
+        Raises:
+            InvalidRequestError: it is too large.
+        """
+        limit, whose = self._admission.rules(topic, new).payload_limit
         if len(spec.payload) > limit:
             value = f"{len(spec.payload)} bytes"
             raise InvalidRequestError("payload", value, f"must have at most {limit} bytes{whose}")
