@@ -5,15 +5,17 @@ import gc
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import numpy as np
 import pytest
 
 from cluster.api import wire_rows
+from cluster.api.group_admin import GroupDesk
 from cluster.api.policy_admin import policy_of
 from cluster.api.timer_service import TOPICS_AT_ONCE, TimerService
 from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
@@ -36,10 +38,11 @@ from cluster.rpc.request_bounds import (
     UnreadableRequest,
     reader_of,
 )
+from cluster.settings.config import GroupsConfig
 from tests.calls import calls_of
 from tests.timer.leading import Play
 from timer.entries.policies import CLUSTER, ScopePolicy
-from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_errors import InvalidRequestError, LimitReachedError
 from timerclient.proto import timer_pb2 as pb
 
 LIMIT = 1 << 20
@@ -83,6 +86,33 @@ async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> 
     checked.assert_awaited_once()
     assert found == {str(number): number for number in range(count)}
     assert most == TOPICS_AT_ONCE
+
+
+async def test_no_topic_is_created_before_all_names_and_limits_are_checked() -> None:
+    play, creations = Play(), Mock()
+    service: Any = SimpleNamespace(_host=SimpleNamespace(now=lambda: play.now), _limits=LIMITS)
+    service._part_of = partial(TimerService._part_of, service)
+    service._topic_name_bytes_max, service.creations = 3, creations
+    columns = pb.TimerColumns(payload_sizes=[1], payloads=b"x", delay_ms=[5])
+
+    async def check(*names: str) -> None:
+        timers = [pb.TimerColumns(topic=name) for name in names]
+        for each in timers:
+            each.MergeFrom(columns)
+        request = pb.ScheduleRequest(timers=timers)
+        await TimerService._check_new_topics(service, play.leader, request, names, "")
+
+    await check("a", "b", "ccc")
+    assert [*creations.check_topics.call_args.args[1]] == ["b", "ccc"]
+    with pytest.raises(InvalidRequestError, match="must be 1 to 3 of"):
+        await check("b", "dddd")
+    full = LimitReachedError("most.topics", 1, "client/a", 1)
+    desk = GroupDesk(Mock(), Mock(topic=AsyncMock()), GroupsConfig(), 100)
+    desk._host.require_leader.return_value = play.leader  # type: ignore[attr-defined]
+    desk._timers.creations.check_group.side_effect = full  # type: ignore[attr-defined]
+    with pytest.raises(LimitReachedError):
+        await desk.open("new", "g", 0, pb.GroupSettings())
+    desk._timers.topic.assert_not_called()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("changed", [False, True])

@@ -177,6 +177,7 @@ def test_refused_request_creates_no_topic(world: World, topic: str) -> None:
         with pytest.raises((InvalidRequest, QuotaReached), match=why):
             call()
         assert new not in names(client), why
+    client.schedule(f"{topic}-b/new", b"123456", delay=HOUR)
     client.schedule_batch(new, [b"12345"] * 2, delay=1)
     with pytest.raises(QuotaReached, match="has 2 pending timers"):
         client.schedule(new, b"", delay=1)
