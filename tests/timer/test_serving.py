@@ -178,6 +178,55 @@ def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(attempts) == [1, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.parametrize("sought", [0, 2])
+def test_seek_between_the_parts_of_a_handover(monkeypatch: pytest.MonkeyPatch, sought: int) -> None:
+    monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 4 * group_batch.OP_WEIGHT)
+    play = Play()
+    groups = [play.make_group(name) for name in ("a", "b", "c")]
+    for group in groups:
+        play.join(group)
+    play.settle()
+    play.schedule("s", 0, 0)
+    play.settle()
+    group, old = groups[sought], play.deliveries[sought]
+    assert play.leader.hand_over(play.now), "of a, not of c"
+    play.ack("ack", old, [0])
+    play.leader.groups.seek(group, QueueOffset(0), play.done("seek"))
+    play.commit()
+    assert not play.leader.hand_over(play.now)
+    play.commit()
+    assert play.verdict("ack") == [LEASE_LOST]
+    play.restart()
+    for each in groups:
+        play.join(each)
+    play.ack("old", old, epoch=old.epoch)
+    assert play.verdict("old") == [LEASE_LOST, LEASE_LOST]
+    play.settle()
+    again = {each.group.name: each for each in play.deliveries[3:]}
+    assert [again[name].lease.offsets.tolist() for name in "abc"] == [[0, 1]] * 3
+    assert [again[name].attempts.tolist() for name in "abc"] == [[2, 2]] * 3
+
+
+def test_redelivery_is_marked_wherever_the_log_of_a_handover_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 2 * group_batch.OP_WEIGHT)
+    for kept in range(6):
+        play = Play()
+        group, _ = delivered(play, 0, 0, 0, 0, 0)
+        for offset in range(3):
+            play.ack(f"ack {offset}", play.deliveries[0], [offset])
+        play.nack("nack", play.deliveries[0], [3], delay_ms=0)
+        while play.leader.hand_over(play.now):
+            pass
+        play.commit(kept)
+        del play.log.entries[play.machine.applied_index :]
+        play.restart()
+        play.join(group)
+        play.settle()
+        assert min(play.last()[1]) >= 2, kept
+
+
 def test_nack_is_judged_by_who_holds_the_message() -> None:
     play = Play()
     group, _ = delivered(play, 0, 0, 0, 0)

@@ -666,8 +666,9 @@ class GroupDispatch:
         Nothing is delivered from the first call on. Returns whether another call is needed.
         """
         if self._to_hand_over is None:
-            ops = map(Leases.hand_over, [*self._leases.values()])
-            self._to_hand_over = itertools.chain.from_iterable(ops)
+            self._to_hand_over = (op for one in [*self._leases.values()] for op in one.hand_over())
+        while self._batch and self._flush(now):  # acks and nacks go before their group's ops
+            pass
         more = self._batch.add_some(self._to_hand_over)
         while self._batch and self._flush(now):
             pass
