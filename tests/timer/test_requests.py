@@ -379,3 +379,13 @@ def test_repetition_while_the_first_is_in_flight_is_one_timer() -> None:
     play.settle()
     assert play.answers["first"].answer.pack() == play.answers["again"].answer.pack()
     assert play.machine.counts.scheduled == 1
+
+
+def test_other_request_with_an_id_in_flight_is_refused_and_has_no_share() -> None:
+    play = Play()
+    for body in (1, 2):
+        asked = part(play.leader.request_id(b"r", body, play.now), (play.topic_id, DUE, b""))
+        play.leader.schedule(asked, play.done(f"{body}"), play.now, "s")
+    play.settle()
+    assert [type(play.answers[name]) for name in "12"] == [Accepted, InvalidRequestError]
+    assert play.leader._intake._shares._by_sender == {"s": Use(1, 1)}

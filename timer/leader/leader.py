@@ -676,14 +676,12 @@ class Leader:
             self._schedules_in_flight -= 1
             del self._batches[id(batch)]
             self.bytes_in_flight -= size
-            for part, _ in batch:
-                self._intake.settle(part, applied=not isinstance(applied, EngineError))
-            if isinstance(applied, EngineError):
-                for _, done in batch:
-                    done(applied)
-                return
-            assert isinstance(applied, ScheduleApplied)
-            for (_, done), result in zip(batch, applied.parts, strict=True):
+            assert isinstance(applied, ScheduleApplied | EngineError)
+            count = len(batch)
+            parts = applied.parts if isinstance(applied, ScheduleApplied) else (applied,) * count
+            for (part, _), result in zip(batch, parts, strict=True):
+                self._intake.settle(part, applied=not isinstance(result, EngineError))
+            for (_, done), result in zip(batch, parts, strict=True):
                 done(result)
 
         self._propose(EntryKind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
