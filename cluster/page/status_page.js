@@ -441,11 +441,15 @@ function topicLink(name) {
 
 let pages = [""];  /* the names after which the pages so far begin */
 
+const searches = { topics: 0, timer: 0 };  /* numbers of the last ones: answers of earlier ones are not drawn */
+
 async function findTopics() {
-  const prefix = $("topics-form").elements.prefix.value, after = pages.at(-1);
+  const prefix = $("topics-form").elements.prefix.value, after = pages.at(-1), number = ++searches.topics;
   try {
-    drawTopics(await get(`/v1/topics?${new URLSearchParams({ prefix, after })}`));
+    const found = await get(`/v1/topics?${new URLSearchParams({ prefix, after })}`);
+    if (number === searches.topics) drawTopics(found);
   } catch (error) {
+    if (number !== searches.topics) return;
     show("topics-note");
     show("topics", h("div", { class: "result" }, note(failure(error), "bad")));
   }
@@ -546,11 +550,14 @@ function drawTimer(t) {
 }
 
 async function findTimer(query) {
+  const number = ++searches.timer;
   show("timer-note");
   show("timer", h("div", { class: "result" }, note("Reading the log.")));
   try {
-    drawTimer(await get(`/v1/timer?${new URLSearchParams(query)}`));
+    const found = await get(`/v1/timer?${new URLSearchParams(query)}`);
+    if (number === searches.timer) drawTimer(found);
   } catch (error) {
+    if (number !== searches.timer) return;
     show("timer", h("div", { class: "result" }, note(failure(error), "bad"), 
       error.reason === "NOT_LEADER" ? note("No leader is known at the moment.") : "",
       error.reason === "NOT_FOUND" && query.key ? note("A key finds pending timers only. Look for others by their ids.") : ""));

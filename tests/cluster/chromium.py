@@ -67,7 +67,8 @@ class Tab:
 
     async def value(self, script: str) -> Any:
         """Return the value of an expression in the page."""
-        said = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        more = {"returnByValue": True, "awaitPromise": True}
+        said = await self.call("Runtime.evaluate", expression=script, **more)
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 

@@ -22,6 +22,29 @@ DELAYS_S: Final = (30, 300, 1_800, 40_000, 300_000, 3_000_000)
 """One for each bucket after the overdue one."""
 
 
+SLOW_FIRST: Final = """async (section, find, first, second) => {
+  const real = window.fetch, field = $("topics-form").elements.prefix;
+  let go;
+  const wait = new Promise((resolve) => { go = resolve; });
+  window.fetch = async (path, ...more) => {
+    const answer = await real(path, ...more);
+    if (path.includes(first)) await wait;
+    return answer;
+  };
+  const search = (what) => {
+    field.value = section === "topics" ? what : "";
+    return find({ id: what });
+  };
+  const earlier = search(first);
+  await search(second);
+  go();
+  await earlier;
+  window.fetch = real;
+  return $(section).textContent;
+}"""
+"""Makes two searches, whose answers come in the other order; returns the text of the section."""
+
+
 def overview(cluster: Running, name: str, known: Callable[[Any], bool] = lambda _: True) -> Any:
     """Return a node's overview, once it is counted and has the answers of all nodes."""
 
@@ -123,7 +146,7 @@ async def test_page_of_a_follower_shows_lag_and_deliveries_or_why_not(
 async def test_page_lists_the_first_topics_once_and_names_the_time(
     cluster: Running, client: TimerClient, topic: str, tmp_path: Path
 ) -> None:
-    client.schedule(topic, b"x", delay=600)
+    timer, other = (client.schedule(topic, b"x", delay=delay) for delay in (600, 601))
     leader, follower = cluster.wait_for_leader(), until(cluster.followers)[0]
     text = "document.querySelector('{}').textContent"
     for name, foreign in ((leader, False), (follower, True)):
@@ -137,6 +160,9 @@ async def test_page_lists_the_first_topics_once_and_names_the_time(
             assert ("Overdue" in listed.split("Groups")[0]) != foreign
             await tab.until("series.fired.length >= 3")
             assert sum("/v1/topics" in each for each in tab.requested) == 1
+            assert topic in await tab.value(f"({SLOW_FIRST})('topics', findTopics, 'nosuch', '')")
+            found = f"({SLOW_FIRST})('timer', findTimer, '{other.id}', '{timer.id}')"
+            assert timer.id in await tab.value(found)
             assert tab.complaints == []
 
 
