@@ -228,14 +228,14 @@ import asyncio, atexit, concurrent.futures, multiprocessing, os, signal, time
 from argparse import Namespace
 from timerclient import TimerApp, Worker
 from timerclient.cli.cli_worker import run_worker
+from timerclient.worker.handler_runner import HandlerRun
 
 app, left = TimerApp("timers://127.0.0.1:1"), []
 mp = multiprocessing.get_context("fork")
 
 class OneCall(Worker):
     async def run(self):  # of the first handler, as at a message
-        handler = self.runners[0].handler
-        await (handler.function() if handler.is_async else asyncio.to_thread(handler.function))
+        await self.runners[0]._call(HandlerRun(None, 0.0, 0.0), {})
         await asyncio.sleep(0)
         print("stops", self._stops)
         await self._drain()
@@ -256,6 +256,16 @@ def handler():
     for child in children:
         child.join()
         print(child.exitcode)
+"""
+LEFT = """
+@run
+{} handler():
+    for error in None, SystemExit(5), SystemExit("text"), ValueError:
+        if not (pid := os.fork()):
+            if error:
+                raise error
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 MASKED = """
 def work():
@@ -457,6 +467,11 @@ def run_program(program: str) -> tuple[int, str]:
 
 def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the_worker() -> None:
     assert run_program(TERMINATED) == (0, "-15\n-2\n" * 4 + "stops 0\n")
+
+
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_process_that_a_handler_forks_ends_as_it_leaves_the_handler(define: str) -> None:
+    assert run_program(LEFT.format(define)) == (0, "0\n5\n1\n1\nstops 0\n")
 
 
 def test_fork_keeps_the_signal_mask_of_its_thread_in_parent_and_child() -> None:

@@ -23,7 +23,9 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -356,7 +358,8 @@ class HandlerRunner:
 
     async def _call(self, run: HandlerRun, arguments: dict[str, Any]) -> None:
         if self.handler.is_async:
-            await self.handler.function(**arguments)
+            with _ending_forks():
+                await self.handler.function(**arguments)
             return
         work = functools.partial(copy_context().run, _run, self.handler.function, arguments)
         run.in_thread = True
@@ -369,7 +372,8 @@ class HandlerRunner:
                 result.close()
                 run.cancel_cause = Outcome.TIMEOUT
                 raise asyncio.CancelledError
-            await result
+            with _ending_forks():
+                await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError("the handler returned a generator, which has not run")
 
@@ -552,6 +556,32 @@ def _place_of(error: BaseException) -> str:
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
     """Call a function that is not async. A future can't hold a StopIteration."""
     try:
-        return function(**arguments)
+        with _ending_forks():
+            return function(**arguments)
     except StopIteration as error:
         raise RuntimeError("the handler raised StopIteration") from error
+
+
+@contextlib.contextmanager
+def _ending_forks() -> Iterator[None]:
+    """End a process that a handler has forked, as it leaves the handler.
+
+    Otherwise it would be a second worker on the connections of the first, or hang in its thread.
+    """
+    pid, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == pid:
+            raise
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            code = error.code or 0
+        else:
+            code = 1
+            traceback.print_exception(error)
+    finally:
+        if os.getpid() != pid:
+            for stream in sys.stdout, sys.stderr:
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(code & 0xFF)
