@@ -25,7 +25,6 @@ from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
 from cluster.rpc.open_files import connections_max, has_spare
-from cluster.security.certificate_dates import utc_text
 from cluster.settings.config import NodeConfig, parse_address, shared_settings
 from cluster.settings.release import RELEASE
 from cluster.state.host import Host
@@ -35,6 +34,7 @@ from timer.model.units import LogIndex, MonoMs, ReplicaId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
+from timerclient.values.certificate_dates import utc_text
 
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 SERIES_BEHIND_MS: Final = 10_000

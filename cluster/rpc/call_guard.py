@@ -31,7 +31,6 @@ from cluster.rpc.connections import SHAPES
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
 from cluster.security.caller_limits import CallerLimits
-from cluster.security.certificate_dates import end_of_certificate_s, utc_text
 from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
@@ -49,6 +48,7 @@ from timer.model.timer_errors import (
     PermissionDeniedError,
     TokenRejectedError,
 )
+from timerclient.values.certificate_dates import end_of_certificate_s, utc_text
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = Iterable[tuple[str, str | bytes]] | None

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from cluster.rpc.access_file import AccessFile, TokenFile
-from cluster.security.certificate_dates import utc_text
 from cluster.security.certificates import (
     FILE_BYTES_MAX,
     CertificateFiles,
@@ -39,6 +38,7 @@ from cluster.security.plain_file import read_plain
 from cluster.security.reread_files import RereadFile, RereadResult
 from cluster.settings.config import NodeConfig
 from timer.model.timer_errors import ConfigError, PermissionDeniedError
+from timerclient.values.certificate_dates import utc_text
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.security.certificate_dates import utc_text, validities_in
 from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
@@ -30,6 +29,7 @@ from cluster.security.identities import (
 )
 from cluster.security.plain_file import read_plain
 from timer.model.timer_errors import CertificateDateError, ConfigError
+from timerclient.values.certificate_dates import utc_text, validities_in
 
 FILE_BYTES_MAX: Final = 1 << 20
 _HANDSHAKE_STEPS: Final = 16

@@ -18,7 +18,6 @@ import pytest
 from cluster.node import timerd
 from cluster.rpc import node_tls
 from cluster.rpc.node_tls import NodeTls
-from cluster.security.certificate_dates import end_of_certificate_s, utc_text, validities_in
 from cluster.security.certificates import CertificateFiles, read_certificate
 from cluster.security.identities import (
     CallerIdentity,
@@ -31,6 +30,7 @@ from deploy import certificate_store
 from deploy.certificate_store import CertificateError, CertificateStore, facts_of
 from timer.model.timer_errors import CertificateDateError, ConfigError
 from timerclient.cli import timerctl
+from timerclient.values.certificate_dates import end_of_certificate_s, utc_text, validities_in
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Errors of connections that fail because one end has TLS and the other end has none."""
+"""Errors of connections that TLS ends: one end has none, or a certificate is not valid."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -17,49 +17,60 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
     made.create("c")
     made.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
     made.issue(IdentityKind.ADMIN, "a")
+    made.issue(IdentityKind.ADMIN, "old", days=0)
+    made.issue(IdentityKind.NODE, "old", hosts=["127.0.0.1"], days=0)
     return made
 
 
-def files(store: CertificateStore, ca: str = "ca") -> ClientTls:
-    own = store.path("admin-a")
-    return ClientTls(ca=store.path(ca), certificate=own, key=store.path("admin-a", key=True))
+def files(store: CertificateStore, ca: str = "ca", own: str = "admin-a") -> ClientTls:
+    return ClientTls(ca=store.path(ca), certificate=store.path(own), key=store.path(own, key=True))
 
 
 @pytest.fixture
-async def port(store: CertificateStore) -> AsyncIterator[Callable[[bool], int]]:
-    """Returns a port of a server, with TLS or without."""
+async def port(store: CertificateStore) -> AsyncIterator[Callable[[str], int]]:
+    """Returns a port of a server with the certificate of this name; empty: without TLS."""
     server = grpc.aio.server()
-    pair = store.path("node-n1", key=True).read_bytes(), store.path("node-n1").read_bytes()
     trusted = store.path("client-ca").read_bytes()
-    secured = grpc.ssl_server_credentials([pair], trusted, require_client_auth=True)
-    made = {
-        True: server.add_secure_port("127.0.0.1:0", secured),
-        False: server.add_insecure_port("127.0.0.1:0"),
-    }
+    made = {"": server.add_insecure_port("127.0.0.1:0")}
+    for name in "node-n1", "node-old":
+        pair = store.path(name, key=True).read_bytes(), store.path(name).read_bytes()
+        secured = grpc.ssl_server_credentials([pair], trusted, require_client_auth=True)
+        made[name] = server.add_secure_port("127.0.0.1:0", secured)
     await server.start()
     yield made.__getitem__
     await server.stop(None)
 
 
 @pytest.mark.parametrize(
-    ("secure", "ca", "hint"),
+    ("node", "ca", "own", "hint"),
     [
-        (True, None, r"if it has TLS, .*a valid certificate .*timers\+tls:// with TIMERS_TLS_CA"),
-        (False, "ca", "this port speaks no TLS"),
-        (True, "client-ca", "the node's certificate does not fit the client's `ca`"),
+        ("node-n1", None, "", r"if it has TLS, .*a valid .*timers\+tls:// with TIMERS_TLS_CA"),
+        ("", "ca", "admin-a", "this port speaks no TLS"),
+        (
+            "node-n1",
+            "client-ca",
+            "admin-a",
+            "the node's certificate does not fit the client's `ca`",
+        ),
+        (
+            "node-old",
+            "ca",
+            "admin-a",
+            "the node's certificate or its authority has expired, .*OK.$",
+        ),
+        ("node-n1", "ca", "admin-old", r"/admin-old.pem: expired at 20.*Z \(this machine's .*Z\)$"),
     ],
 )
-async def test_an_end_without_tls_is_named_in_the_error(
-    port: Callable[[bool], int],
+async def test_cause_of_a_connection_that_tls_ends_is_named_in_the_error(
+    port: Callable[[str], int],
     store: CertificateStore,
     *,
-    secure: bool,
+    node: str,
     ca: str | None,
+    own: str,
     hint: str,
 ) -> None:
-    tls = files(store, ca) if ca is not None else None
-    async with AsyncTimerClient(
-        f"127.0.0.1:{port(secure)}", credentials=tls, timeout=0.5
-    ) as client:
+    tls = files(store, ca, own) if ca is not None else None
+    async with AsyncTimerClient(f"127.0.0.1:{port(node)}", credentials=tls, timeout=0.5) as client:
         with pytest.raises(Unreachable, match=hint):
             await client.create_topic("t")

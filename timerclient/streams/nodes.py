@@ -155,6 +155,7 @@ class Nodes:
         self._dial = dial
         self._has_new_files: Callable[[], bool] = getattr(dial, "has_new_files", lambda: False)
         """Returns whether the channels made so far have an outdated certificate."""
+        self._date_error: Callable[[], str] = getattr(dial, "date_error", lambda: "")
         self._nodes: dict[str, NodeChannel] = {}
         self._relays: dict[str, NodeChannel] = {}
         """Address -> the node there, for requests that it relays; with a connection of its own."""
@@ -511,13 +512,17 @@ class Nodes:
         with converting_errors():
             return await node.admin.GetStatus(request, timeout=max(self.settings.probe_s, least_s))
 
+    def _failure_of(self, address: str, error: TimerError) -> Unreachable:
+        dates = self._date_error() if isinstance(error, Unreachable) else ""
+        return Unreachable(f"{address}: {error}{dates}")
+
     async def _leader_epoch_of(self, node: NodeChannel, least_s: float = 0.0) -> int:
         """Return the epoch that a node leads; -1: it does not lead, or does not answer."""
         try:
             status = await self._status_of(node, max(least_s, self._patience_s))
         except TimerError as error:
             self._probe_errors[node.address] = error
-            self.last_error = Unreachable(f"{node.address}: {error}")
+            self.last_error = self._failure_of(node.address, error)
             if isinstance(error, _DENIALS):
                 self._denials[node.address] = error
             elif (
@@ -672,7 +677,7 @@ class Nodes:
             except final:
                 raise
             except TimerError as error:
-                self.last_error = Unreachable(f"{address}: {error}")
+                self.last_error = self._failure_of(address, error)
                 denials += [error] if isinstance(error, _DENIALS) else []
                 if isinstance(error, NotReady):
                     if self._calls_others and named == "":

@@ -1,11 +1,13 @@
 """Channels over TLS. The certificate or the token may be replaced while the client runs."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
+from timerclient.values.certificate_dates import utc_text, validities_in
 from timerclient.values.client_tls import ClientTls, stamp_of
 from timerclient.values.client_token import read_token
 from timerclient.values.errors import InvalidRequest
@@ -47,6 +49,23 @@ class SecureDial:
         if token is not None:
             credentials = with_token(credentials, token)
         return grpc.aio.secure_channel(address, credentials, self._options)
+
+    def date_error(self) -> str:
+        """Return why the certificate is not valid by this machine's clock. Empty: it is valid.
+
+        A node that rejects a certificate gives no reason.
+        """
+        (_, certificate, _), _ = self._last_contents
+        now_s = time.time()
+        begin_s, end_s = validities_in(certificate)[0] if certificate else (now_s, math.inf)
+        if begin_s <= now_s < end_s:
+            return ""
+        expired, early = (
+            f"expired at {utc_text(end_s)}",
+            f"is valid only from {utc_text(begin_s)} on",
+        )
+        what, clock = expired if end_s <= now_s else early, utc_text(now_s)
+        return f"; {self._tls.certificate}: {what} (this machine's clock: {clock})"
 
     def has_new_files(self) -> bool:
         """Read the files again if they changed; return whether earlier channels are outdated.

@@ -64,6 +64,12 @@ _HINTS: Final = {
     "Trying to connect an http1.x server": _HTTP_1,
     "missing selected ALPN property": _HTTP_1,  # with TLS
     "WRONG_VERSION_NUMBER": "this port speaks no TLS: leave out the certificates",
+    "certificate has expired": (
+        "the node's certificate or its authority has expired, or this machine's clock is wrong"
+    ),
+    "certificate is not yet valid": (
+        "the node's certificate or its authority is not valid yet, or this machine's clock is wrong"
+    ),
     "CERTIFICATE_VERIFY_FAILED": "the node's certificate does not fit the client's `ca`",
     "failed to connect to all addresses; last error: UNAVAILABLE": (
         "the node closed the connection: if it has TLS, the client needs a valid certificate of"
