@@ -18,13 +18,14 @@ Lines go to the logger `cluster.audit`: to the node's log, or to the file of the
 import asyncio
 import json
 import logging
-import logging.handlers
 import os
-import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from io import TextIOWrapper
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
@@ -46,6 +47,8 @@ DENIED_MAX: Final = 100
 """Lines about denied calls a second, at most; further ones are counted."""
 DENIED_EACH_MAX: Final = 10
 """Of these, lines about one identity."""
+WRITE_S: Final = 0.05
+"""Longest time of a line on its way to the file, in which the event loop waits."""
 POLLED_EVERY_S: Final = 3600.0
 """Seconds between two lines about the calls of one caller to a polled method."""
 _UNKNOWN: Final = frozenset({"ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNKNOWN"})
@@ -77,10 +80,9 @@ class AuditLog:
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
             try:
-                handler = _PrivateFile(path)
+                handler = _FileInThread(path)
             except OSError as error:
                 raise ConfigError("audit_log", path, error.strerror or str(error)) from None
-            handler.setFormatter(logging.Formatter("%(message)s"))
             audit.addHandler(handler)
             audit.propagate = False
 
@@ -96,7 +98,7 @@ class AuditLog:
 
     def complaints(self) -> list[str]:
         """Return why the last line could not be written to its file; empty: it was."""
-        failures = [each.failure for each in audit.handlers if isinstance(each, _PrivateFile)]
+        failures = [each.failure for each in audit.handlers if isinstance(each, _FileInThread)]
         return [f"the audit log can't be written: {each}" for each in failures if each]
 
     def record_late_answer(
@@ -158,32 +160,88 @@ class AuditLog:
         audit.info("%s", json.dumps(begin | fields))
 
 
-class _PrivateFile(logging.handlers.WatchedFileHandler):
-    """A log file. A new one can be read by its owner only. The node's log has lines that fail."""
+class _FileInThread(logging.Handler):
+    """Appends lines to a file in a thread, as a pipe or a disk may hang.
 
-    failure = ""
-    """Why the last line could not be written."""
+    The node's log has lines that fail or take longer than WRITE_S. A slow line may be in both.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the file.
+
+        Raises:
+            OSError: it can't be opened.
+        """
+        super().__init__()
+        self.failure = ""
+        """Why the last line could not be written."""
+        self._path = path
+        self._descriptor = -1
+        self._is_torn = False
+        """The last line is written in part."""
+        self._lines = SimpleQueue[tuple[bytes, Future[None]] | None]()
+        self._last: Future[None] | None = None
+        # No executor: the end of the interpreter would wait for its thread.
+        threading.Thread(target=self._write_lines, name="audit", daemon=True).start()
+        with suppress(TimeoutError):
+            self._append(b"")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, into a new file if the last one was moved away."""
-        self.failure = ""
+        """Write a line. The operator's call does not fail for it."""
+        line = record.getMessage()
         try:
-            super().emit(record)
-        except OSError:  # of the new file; the call of the operator must not fail for it
-            self.handleError(record)
+            self._append(line.encode() + b"\n")
+            self.failure = ""
+        except OSError as error:
+            self.failure = str(error) or f"{self._path!r} takes no lines"
+        if self.failure:
+            more = {"error": self.failure, "line": line}
+            logger.error("the audit log can't be written", extra=more)
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Log the line of a record that could not be written, as on a full disk."""
-        error = sys.exc_info()[1]
-        self.failure = str(error)
-        more = {"error": error, "line": record.getMessage()}
-        logger.error("the audit log can't be written", extra=more)
+    def _append(self, line: bytes) -> None:
+        if self._last is not None and not self._last.done():
+            raise TimeoutError
+        self._last = Future()
+        self._lines.put((line, self._last))
+        self._last.result(WRITE_S)
 
-    def _open(self) -> TextIOWrapper:
-        def private(path: str, flags: int) -> int:
-            return os.open(path, flags, mode=0o600)
+    def close(self) -> None:
+        """Close the file after the lines so far. Does not wait for it."""
+        self._lines.put(None)
+        super().close()
 
-        return open(self.baseFilename, "a", encoding="utf-8", opener=private)
+    def _write_lines(self) -> None:
+        while (next_line := self._lines.get()) is not None:
+            line, written = next_line
+            try:
+                self._write(line)
+            except OSError as error:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+        self._close_file()
+
+    def _write(self, line: bytes) -> None:
+        """Write a line, into a new file if the last one was moved away."""
+        if self._descriptor < 0 or not self._is_in_place():
+            self._close_file()
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor, self._is_torn = os.open(self._path, flags, mode=0o600), False
+        rest = b"\n" + line if self._is_torn else line
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+            self._is_torn = bool(rest)
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            closed, self._descriptor = self._descriptor, -1
+            os.close(closed)
 
 
 def request_for_log(request: Any) -> object:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,24 @@ def test_line_that_fails_is_in_the_log_of_the_node(
     file.rmdir()
     log.record_change(caller, {}, "OK")
     assert log.complaints() == []
+
+
+def test_file_that_takes_no_lines_does_not_hold_the_node(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(file)
+    caller: Any = SimpleNamespace(identity="admin/a", address="x", method="/s/M", log_index=0)
+    begun_s = time.monotonic()
+    log = AuditLog("n1", str(file))
+    for _ in range(100):
+        log.record_change(caller, {}, "OK")
+    assert time.monotonic() < begun_s + 5
+    assert log.complaints() == [f"the audit log can't be written: '{file}' takes no lines"]
+    assert len(caplog.records) == 100
+    with file.open() as reader:
+        while log.complaints():
+            log.record_change(caller, {}, "NOT_FOUND")
+        assert json.loads(reader.readline())["result"] == "NOT_FOUND"
 
 
 def test_long_request_is_logged_with_its_targets() -> None:
