@@ -328,6 +328,6 @@ def _carry_out(node: StoppedNode, plan: RecoveryPlan, args: argparse.Namespace) 
     if not confirm(args, plan.question, "It can't be undone."):
         return FAILED
     done = plan.carry_out()
+    print(done)  # noqa: T201 - first, because a full disk may refuse the record
     node.record(done)
-    print(done)  # noqa: T201
     return 0

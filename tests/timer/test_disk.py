@@ -192,6 +192,25 @@ def test_make_dir_makes_parents_and_may_be_repeated(tmp_path: Path) -> None:
     assert DISK.free_bytes(tmp_path / "a") > 0
 
 
+def test_make_dir_needs_no_right_to_read_a_directory_above_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    real = os.open
+
+    def refused(path: Path | str, flags: int, *words: int, **options: int) -> int:
+        if tmp_path == path and not flags & os.O_PATH:
+            raise PermissionError(errno.EACCES, "planted")
+        return real(path, flags, *words, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    for _ in range(2):
+        DISK.make_dir(tmp_path / "own" / "data")
+    assert DISK.exists(tmp_path / "own" / "data")
+    with pytest.raises(DiskFailedError, match="EACCES"):
+        DISK.make_dir(tmp_path / "new")
+
+
 def make_one_of_each(directory: Path) -> None:
     DISK.make_dir(directory / "dir")
     DISK.write_atomic(directory / "atomic", b"new")
@@ -374,6 +393,22 @@ def test_file_behind_a_symbolic_link_is_not_opened_for_writing(tmp_path: Path) -
             create_file(tmp_path / name, os.O_WRONLY)
         assert failed.value.filename == str(tmp_path / name)
     assert DISK.read(tmp_path / "victim") == b"of root"
+
+
+def test_file_of_a_lock_with_a_second_name_is_not_written_and_a_fifo_has_no_wait(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "victim").write_bytes(b"of root")
+    os.link(tmp_path / "victim", tmp_path / "LOCK")
+    lock = DISK.lock(tmp_path / "LOCK")
+    with pytest.raises(WrongDirectoryError, match="in use by process"):
+        DISK.lock(tmp_path / "LOCK")
+    lock.release()
+    assert DISK.read(tmp_path / "victim") == b"of root"
+    os.mkfifo(tmp_path / "fifo")
+    for opened in (DISK.open_append, DISK.open_mark):
+        with pytest.raises(DiskFailedError, match="ENXIO"):
+            opened(tmp_path / "fifo")
 
 
 def test_file_that_another_process_makes_meanwhile_is_opened(

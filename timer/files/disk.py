@@ -303,12 +303,16 @@ class RealDisk:
 
     def make_dir(self, path: Path) -> None:
         """See Disk."""
-        if not path.is_dir():
+        is_there = path.is_dir()
+        if not is_there:
             self.make_dir(path.parent)
             with converting_os_errors(path, "mkdir"):
                 create_dir(path)
-        # Even if it exists: an earlier process may have died before this sync.
-        self.sync_dir(path.parent)
+        try:  # even if it is there: an earlier process may have died before this sync
+            self.sync_dir(path.parent)
+        except DiskFailedError as error:
+            if not is_there or error.errno != errno.EACCES:  # a mode as 0711: made by another user
+                raise
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
         """See Disk."""
@@ -501,13 +505,13 @@ def create_file(path: Path, flags: int) -> int:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file. Return its descriptor. A link is not followed.
+    """Open a file. Return its descriptor. A link is not followed, and a FIFO has no wait.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it can't be opened; ELOOP: it is a link.
+        OSError: it can't be opened; ELOOP: it is a link; ENXIO: a FIFO that no process reads.
     """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def create_dir(path: Path) -> None:
@@ -590,9 +594,13 @@ def _open_or_create(path: Path, flags: int) -> int:
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
-    """Open or create a lock file. Return (fd, whether it can be written)."""
+    """Open or create a lock file. Return (fd, whether it can be written).
+
+    With a second name it may be any file of the system, so it is locked and not written.
+    """
     try:
-        return _open_or_create(path, os.O_RDWR), True
+        fd = _open_or_create(path, os.O_RDWR)
+        return fd, os.fstat(fd).st_nlink == 1
     except OSError as error:
         if error.errno != errno.EROFS or not path.exists():
             raise
