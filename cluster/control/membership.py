@@ -82,9 +82,11 @@ def voters_after(
         return Refusal(f"{is_} voter; the voters are {names}", later=False)
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
-        if learner is None:
+        if learner is None and name in reporting:
+            return Refusal("this voter answers, so it needs no replacement", later=False)
+        if learner is None:  # it may be starting
             why = "no learner answers under this name; format one with --learner, and start it"
-            return Refusal(why, later=name not in reporting)  # it may be starting
+            return Refusal(why)
         if learner.silent_ms:
             seconds = learner.silent_ms / 1000
             return Refusal(f"the learner last answered {seconds:.0f} s ago")

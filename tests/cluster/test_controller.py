@@ -593,7 +593,7 @@ def test_leader_that_is_removed_is_succeeded_by_another() -> None:
     [
         (Change.ADD, "c", "is a voter", False),
         (Change.REMOVE, "d", "is no voter", False),
-        (Change.REPLACE, "a", "no learner answers", False),
+        (Change.REPLACE, "a", "this voter answers, so it needs no replacement", False),
         (Change.ADD, "d", "no learner answers", True),
         (Change.REPLACE, "c", f"the learner is {LAG_MAX + 1} entries behind", True),
         (Change.REMOVE, "a", "no majority: c of the new voters would not answer", True),

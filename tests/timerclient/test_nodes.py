@@ -344,6 +344,10 @@ async def test_error_names_the_leader_that_can_not_be_reached() -> None:
         assert await nodes._leader_epoch_of(node) == -1
     named = "outside:1 answers, but does not lead; the leader is at inside:1: domain name not found"
     assert str(nodes.last_error) == named
+    nodes.last_error = None  # another call was answered meanwhile
+    nodes._followers = {"outside:1": ("inside:1", 1)}
+    nodes._count_answers(2)
+    assert str(nodes.last_error) == "1 of 2 nodes answers, none leads"
     await nodes.close()
 
 

@@ -450,8 +450,10 @@ class Nodes:
         """
         if count := len(self._followers):
             verb = "answers" if count == 1 else "answer"
-            text = f"{count} of {probe_count} nodes {verb}, none leads; {self.last_error}"
-            self.last_error = Unreachable(text)
+            text = f"{count} of {probe_count} nodes {verb}, none leads"
+            self.last_error = Unreachable(
+                "; ".join(map(str, filter(None, (text, self.last_error))))
+            )
             self.last_error.answered = True
 
     def _find_relay(self, searched_s: float = math.inf) -> NodeChannel | None:
