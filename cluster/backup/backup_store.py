@@ -138,6 +138,18 @@ class BackupStore:
             self.check_bucket()
             raise BackupError(f"{self.root}: there is no such folder; no backup was taken into it")
 
+    def directory_id(self) -> tuple[int, int]:
+        """Return a directory's device and inode; another disk has others. Zeros: there is none.
+
+        Raises:
+            StoreUnavailable: it can't be looked up.
+        """
+        with self._converting_errors("its root"), suppress(FileNotFoundError):
+            if self._is_local:
+                found = os.stat(self._base)
+                return found.st_dev, found.st_ino
+        return 0, 0
+
     def check_bucket(self) -> None:
         """Check that the bucket of an object store exists, if the access allows to look it up.
 

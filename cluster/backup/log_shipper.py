@@ -105,6 +105,8 @@ class LogShipper:
         self._pruning: Future[object] | None = None
         self._backup_due_s = 0.0
         self._cluster_id = ""
+        self._directory_id = 0, 0
+        """Of the store that was read."""
         self._nodes: list[pb.NodeStatus] = []
         """The nodes that answered last."""
         self._node = ""
@@ -316,9 +318,15 @@ class LogShipper:
         return self._is_last or not self._is_stopped
 
     def _start(self) -> None:
-        """Continue the log of an earlier run, once."""
-        if self._cluster_id:
+        """Continue the log of an earlier run, once, and if another directory has the store's name.
+
+        A disk that is not mounted at the moment leaves an empty directory, where parts of the log
+        would be lost.
+        """
+        before, self._directory_id = self._directory_id, self._store.directory_id()
+        if self._cluster_id and before in ((0, 0), self._directory_id):
             return
+        self._cluster_id = ""  # until the store is read
         status = self._client.status()
         found, _ = readable_catalogues(self._store)
         check_cluster(self._store, found, status.cluster_id)
@@ -330,6 +338,10 @@ class LogShipper:
             self._end = reach.end if reach is not None else found[-1].end
             self._follows_backup = True
             self._backup_due_s = found[-1].begun_ms / 1000 + self._plan.backup_every_s
+        elif self._follows_backup:
+            raise StoreUnavailable(
+                f"{self._store.root}: it has no backup now: is its disk mounted?"
+            )
         self._cluster_id = status.cluster_id
         with suppress(TimerError):  # at once: the last request may be almost a minute ago
             self.keep_log()

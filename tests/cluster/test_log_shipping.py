@@ -116,6 +116,27 @@ def test_shipper_that_was_killed_after_a_backup_stores_the_log_before_it_too(
     assert state_at(store, tmp_path / "y", Until()) == at(node.log, 30)
 
 
+def test_log_goes_on_without_a_gap_when_the_disk_of_the_store_was_away(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    node, shipper = backed_up(tmp_path, store)
+    root, away = Path(store.root), tmp_path / "away"
+    node.applied = 15
+    shipper.step()
+    root.rename(away)
+    for entry in 20, 25:
+        node.applied = entry
+        shipper.step()
+        root.mkdir(exist_ok=True)  # where the disk is not mounted
+    assert [*root.iterdir()] == []
+    assert shipper.told == [f"{root}: it has no backup now: is its disk mounted?; trying again"]
+    root.rmdir()
+    away.rename(root)
+    shipper.step()
+    assert shipper.told[1:] == ["the log goes on"]
+    assert state_at(store, tmp_path / "x", Until()) == at(node.log, 25)
+
+
 def test_backup_by_a_clock_that_was_ahead_does_not_delay_the_next_one(
     tmp_path: Path, store: BackupStore
 ) -> None:
