@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ may = ["produce", "cancel", "consume", "observe", "manage", "operate"]
 # topics = ["payments/*", "orders"]
 # groups = ["billing*"]
 """
+_DNS_NAME: Final = re.compile(r"(\*\.)?([\w-]+\.)*[\w-]*[A-Za-z][\w-]*", re.ASCII)
+"""The last label has a letter, so it is no IP address with a wrong number."""
 _AUTHORITY_OF: Final = {
     IdentityKind.NODE: "ca",
     IdentityKind.CLIENT: "client-ca",
@@ -352,14 +355,12 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _host(text: str) -> x509.GeneralName:
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(text)
-    except ValueError:
-        raise CertificateError(f"host = {text!r}: must be a DNS name or an IP address") from None
+    if not _DNS_NAME.fullmatch(text):
+        limit = "must be a DNS name or an IP address, without scheme and port"
+        raise CertificateError(f"host = {text!r}: {limit}")
+    return x509.DNSName(text)
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

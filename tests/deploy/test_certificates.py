@@ -325,6 +325,9 @@ def test_the_command_makes_shows_and_checks(
     assert "node-n1.pem has no host" in capsys.readouterr().err
     assert certs("issue", "node", "n1", "--host", "::1") == 0
     assert certs("issue", "admin", "alice", "--days", "10") == 0
+    for wrong in ("10.0.0.1:7401", "https://n1.lan", "n1,n2", "10.0.0.256", ""):
+        assert certs("issue", "node", "n1", "--host", wrong) == 1
+        assert f"host = {wrong!r}: must be a DNS name" in capsys.readouterr().err
     assert certs("issue", "client", "b", "--host", "h") == 2
     assert "no host" not in capsys.readouterr().err
     assert certs("show", "-o", "json") == 0
