@@ -205,6 +205,7 @@ steps_of = st.lists(
         st.tuples(st.just("epoch"), st.just(0)),
         st.tuples(st.just("hand over"), st.just(0)),
     ),
+    min_size=25,  # else many have five steps
     max_size=50,
 )
 

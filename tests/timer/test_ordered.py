@@ -1,15 +1,15 @@
 """Leases of ordered groups: random histories against a model of the order, then single cases."""
 
+import random
 from dataclasses import dataclass, field
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.calls import calls_of
-from tests.timer.lease_play import LEASE_MS, Play, check_bookkeeping, steps_of, take_step
+from tests.seeds import seeds
+from tests.timer.lease_play import LEASE_MS, Play, check_bookkeeping, take_step
 from tests.timer.machines import leases_of
 from timer.entries.payloads import (
     EXCLUSIVE,
@@ -32,7 +32,7 @@ from timer.leader.groups.group_leases import (
 from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
 from timer.leader.groups.lease_table import ConsumerStream, Lease, LeaseTable
 from timer.leader.groups.roster import Roster
-from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
+from timer.leader.groups.turns import LEASE_WORK, OFFSETS_A_UNIT, WORK_MAX
 from timer.model.columns import ROW, U64, Buffers
 from timer.model.units import Epoch, UnixMs
 
@@ -135,15 +135,27 @@ def ordered(messages: int, type: str = KEY_SHARED, keys: bytes = b"") -> Ordered
     return play
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(st.sampled_from([KEY_SHARED, FAILOVER]), steps_of)
+WEIGHTS = {
+    **{"fire": 3, "join": 1, "leave": 1, "credit": 8, "hand out": 12, "ack": 6, "nack": 2},
+    **{"extend": 1, "wait": 1, "apply": 12, "epoch": 0.1, "hand over": 0.1},
+}
+
+
+@pytest.mark.parametrize("unit", [1, OFFSETS_A_UNIT])  # 1: looks share small windows, too
+@pytest.mark.parametrize("type", [KEY_SHARED, FAILOVER])
+@pytest.mark.parametrize("seed", seeds(10, 100))
 def test_whatever_happens_each_key_keeps_its_order_and_all_is_acked(
+    monkeypatch: pytest.MonkeyPatch,
     type: str,  # noqa: A002
-    steps: list[tuple[str, int]],
+    seed: int,
+    unit: int,
 ) -> None:
-    play = OrderedPlay(type=type)
-    for what, value in steps:
-        take_step(play, what, value)
+    monkeypatch.setattr(key_order, "OFFSETS_A_UNIT", unit)
+    chance, play = random.Random(seed), OrderedPlay(type=type)
+    for what in chance.choices([*WEIGHTS], [*WEIGHTS.values()], k=300):
+        wait = what == "wait"
+        value = chance.choice([1, LEASE_MS - 1, LEASE_MS]) if wait else chance.randrange(1 << 12)
+        take_step(play, what, 1 + value % 5 if what in ("fire", "join", "credit") else value)
         check_bookkeeping(play)
     for consumer in [*play.consumers]:
         play.leave(consumer)
@@ -410,11 +422,32 @@ def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa:
 
 def test_look_at_a_full_window_counts_as_the_work_of_a_whole_step() -> None:
     play = ordered(ORDER_WINDOW, KEY_SHARED)
-    play.consumers[0].credit = ORDER_WINDOW
+    play.consumers[0].credit, works = ORDER_WINDOW, list[int]()
     for _ in range(ORDER_WINDOW // 2048):
         play.deliver(2048)
+        works.append(play.leases.work)
         play.apply()
-    assert LEASE_WORK * play.leases.work >= WORK_MAX
+    assert LEASE_WORK * max(works) >= WORK_MAX
+
+
+def test_looks_share_a_window_until_a_message_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = ordered(ORDER_WINDOW, KEY_SHARED, keys=b"-" * ORDER_WINDOW)
+    play.check_order = lambda lease: None  # type: ignore[method-assign] # every pair takes long
+    windows = calls_of(monkeypatch, KeyOrder, "_open_window")
+    consumer, count = play.consumers[0], 64
+    for _ in range(count):
+        consumer.credit = 1
+        assert play.deliver()
+        play.ack_lease()
+    work = play.leases._order._window.size // OFFSETS_A_UNIT  # type: ignore[attr-defined]
+    assert work > 1
+    assert len(windows) <= 1 + count // (1 + work), "a window serves one look for each unit of work"
+    consumer.credit = 2
+    returned = play.deliver()
+    play.nack(1, 1, delay_ms=0)
+    play.apply()
+    consumer.credit = 1
+    assert play.deliver() == returned[:1]
 
 
 def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

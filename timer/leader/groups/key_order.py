@@ -12,9 +12,10 @@ consumer (L). A message that returns by a nack or an ended lease is a wall until
 again. A return also recalls the later messages of its key from their consumer: RECALL. The
 deliveries of a key therefore go on without a gap, or go back to the key's first unacked message.
 
-The lease table alone decides which messages may be delivered. Each look computes them again, in a
-window that begins at the first unacked offset. Keys are hashes: two keys of one hash wait for each
-other.
+The lease table alone decides which messages may be delivered. A look computes them in a window that
+begins at the first unacked offset. Further looks use the window again, as many as it took work
+units, or until a message returns. Meanwhile an acked message's consumer still counts as the holder
+of its key. Keys are hashes: two keys of one hash wait for each other.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from timer.entries.payloads import KEY_SHARED
+from timer.entries.payloads import KEY_SHARED, GroupSettings
 from timer.leader.groups.ended_messages import EndedMessages
 from timer.leader.groups.lease_table import (
     ENDING,
@@ -54,15 +55,19 @@ _NO_WALL: Final = (1 << 63) - 1
 
 
 class _Window(NamedTuple):
-    """Messages that may be delivered: offsets ascending, and their owners, each (n,)."""
+    """Messages that may be delivered: offsets ascending, their keys and owners, each (n,)."""
 
     offsets: U64
+    keys: U64
     owner: I64
     """Number of the consumer that holds messages of the same key. 0: none does."""
     behind: int
     """Number of the queue's offsets behind those that were looked at."""
     size: int
     """Number of unacked messages that were looked at."""
+    settings: GroupSettings
+    looks_left: int
+    """Number of further looks that may use the window."""
 
     @property
     def unowned_count(self) -> int:
@@ -76,13 +81,21 @@ class _Window(NamedTuple):
         offsets: U64 = self.offsets[anybody | (self.owner == consumer.number)]
         return offsets
 
+    def without(self, leased: U64, consumer: ConsumerStream) -> "_Window":
+        """Return the window after a lease of some of its messages to a consumer."""
+        left = np.ones(len(self.offsets), np.bool_)
+        left[self.offsets.searchsorted(leased)] = False
+        offsets, keys, owner = self.offsets[left], self.keys[left], self.owner[left]
+        owner[np.isin(keys, self.keys[~left])] = consumer.number
+        return self._replace(offsets=offsets, keys=keys, owner=owner)
+
 
 class KeyOrder:
     """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
 
     __slots__ = (
         *("_ended", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
-        *("ahead", "unfinished", "work"),
+        *("_window", "ahead", "unfinished", "work"),
     )
 
     def __init__(
@@ -98,6 +111,8 @@ class KeyOrder:
         self._returns_at: UnixMs | None = None
         self._moves: list[tuple[int, int]] = []
         """(Lease number, first message) of the last MOVEs."""
+        self._window: _Window | None = None
+        """The window of the last look, without the messages leased since. None: it is outdated."""
 
     @property
     def _by_key(self) -> bool:
@@ -110,27 +125,62 @@ class KeyOrder:
         served = roster.consumers if self._by_key else roster.active_consumers()
         if self._ended.expiring or not any(roster.allowance(each) > 0 for each in served):
             return None
+        window, self._window = self._window, None
+        if window is not None and window.looks_left and window.settings is self._group.settings:
+            window = window._replace(looks_left=window.looks_left - 1)
+            found = self._choose(served, window, queue, limit, again=True)
+            if found is not None:
+                return found
         size = min(max(WINDOW_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
         while True:
             window = self._open_window(clock_ms, queue, size)
-            self.work += window.size // OFFSETS_A_UNIT
-            for consumer in self._candidates(served, window):
-                share = limit
-                if self._by_key:
-                    share = max(
-                        window.unowned_count // SHARES_MAX,
-                        roster.share(consumer, window.unowned_count),
-                    )
-                most = min(limit, roster.allowance(consumer))
-                offsets = self._deliverable(consumer, window.of(consumer, share)[:most], queue)
-                if len(offsets):
-                    if self._by_key:
-                        roster.end_turn(consumer)
-                    self._table.fresh = max(self._table.fresh, int(offsets[-1]) + 1)
-                    return consumer, offsets
-            if window.size < size or size >= ORDER_WINDOW:
-                return None
+            self.work += window.looks_left
+            found = self._choose(served, window, queue, limit)
+            if found is not None or window.size < size or size >= ORDER_WINDOW:
+                return found
             size = min(4 * size, ORDER_WINDOW)
+
+    def _choose(
+        self,
+        served: Sequence[ConsumerStream],
+        window: _Window,
+        queue: Queue,
+        limit: int,
+        *,
+        again: bool = False,
+    ) -> tuple[ConsumerStream, U64] | None:
+        """Return the next consumer that may get open messages, and these. Keep the window.
+
+        `again`: the window is that of an earlier look. None, too, if it is outdated.
+        """
+        roster = self._roster
+        for consumer in self._candidates(served, window):
+            share = limit
+            if self._by_key:
+                share = max(
+                    window.unowned_count // SHARES_MAX,
+                    roster.share(consumer, window.unowned_count),
+                )
+            most = min(limit, roster.allowance(consumer))
+            offsets = window.of(consumer, share)[:most]
+            if again and not self._are_open(offsets):
+                return None
+            offsets = self._deliverable(consumer, offsets, queue)
+            if len(offsets):
+                if self._by_key:
+                    roster.end_turn(consumer)
+                self._table.fresh = max(self._table.fresh, int(offsets[-1]) + 1)
+                self._window = window.without(offsets, consumer)
+                return consumer, offsets
+        return None
+
+    def _are_open(self, offsets: U64) -> bool:
+        """Return whether messages of an earlier window are still unacked, free and reserved."""
+        if not len(offsets):
+            return True
+        if int(offsets[-1]) >= int(self._group.reserved) or self._group.is_acked(offsets).any():
+            return False
+        return bool(self._table.of(offsets).free.all())
 
     def _candidates(
         self, consumers: Sequence[ConsumerStream], window: _Window
@@ -178,7 +228,10 @@ class KeyOrder:
         _, owner[owned] = self._holders(owner[owned].astype(np.uint64))
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
-        return _Window(offsets[before], owner[before], behind, len(keys))
+        return _Window(
+            *(offsets[before], mine[before], owner[before]),
+            *(behind, len(keys), group.settings, len(keys) // OFFSETS_A_UNIT),
+        )
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
@@ -220,6 +273,8 @@ class KeyOrder:
 
     def on_freed(self, offsets: U64) -> None:
         """See Order. Freed messages are no longer walls, and `_open_window` finds them."""
+        if len(offsets):
+            self._window = None
 
     def on_returned(self, offsets: U64) -> None:
         """See Order. Recall the leased messages behind these, in each of their keys.
@@ -228,6 +283,7 @@ class KeyOrder:
         """
         if not len(offsets):
             return
+        self._window = None
         offsets = np.sort(offsets)
         behind = self._group.first_unacked(self._table.fresh, ORDER_WINDOW)
         behind = behind[behind > offsets[0]]
