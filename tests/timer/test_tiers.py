@@ -1,13 +1,14 @@
 """Tiers against a sorted list, with small tiers and chunks."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.seeds import seeds
 from timer.pending.memory import tiers as tiers_module
-from timer.pending.memory.tiers import Tiers
+from timer.pending.memory.tiers import FAN, FRESH_MAX, Tiers
 
 START = (0, -1)
 ALL = 1 << 20
@@ -105,3 +106,22 @@ def test_next_due_looks_through_fresh_pairs_that_came_one_by_one_as_one_array() 
         alive[ref] = False
     add(tiers, [(0, 0)])
     assert taken(tiers, START, ALL << 1) == sorted([*pairs, (0, 0)])
+
+
+def test_tiers_are_merged_as_sorted_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorts = list[tuple[int, bool]]()
+    sort = tiers_module.sort_pairs
+
+    def noted(due: Any, ref: Any, *, in_runs: bool = False) -> Any:
+        sorts.append((len(due), in_runs))
+        return sort(due, ref, in_runs=in_runs)
+
+    monkeypatch.setattr(tiers_module, "sort_pairs", noted)
+    chance, tiers = np.random.default_rng(4), Tiers()
+    pairs = FAN**2 * FRESH_MAX
+    for start in range(0, pairs, FRESH_MAX):
+        due = chance.integers(0, 1 << 20, FRESH_MAX)
+        tiers.add(due, np.arange(start, start + FRESH_MAX), int(due.min()))
+    assert [len(tier.due) for tier in tiers._tiers] == [pairs]
+    assert (np.diff(tiers._tiers[0].due) >= 0).all()
+    assert max(size for size, in_runs in sorts if not in_runs) == FRESH_MAX

@@ -117,8 +117,10 @@ def stable_order(values: I64) -> npt.NDArray[np.intp]:
     return packed
 
 
-def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
+def sort_pairs(due: I64, key: I64, *, in_runs: bool = False) -> tuple[I64, I64]:
     """Return the pairs sorted by (due, key). Keys are 0 or more.
+
+    `in_runs`: the pairs are a few sorted runs. Half a million then take a fifth of the time.
 
     May sort in place: the caller gives up both arrays, whose content is undefined afterwards.
     """
@@ -133,7 +135,7 @@ def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
     due <<= bits
     key -= low_key
     due |= key
-    due.sort()
+    due.sort(kind="stable" if in_runs else None)  # the stable sort finds and merges runs
     np.bitwise_and(due, (1 << bits) - 1, out=key)
     key += low_key
     due >>= bits

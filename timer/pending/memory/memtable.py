@@ -31,16 +31,13 @@ from timer.pending.memory.tiers import NEVER, Index, Tiers
 from timer.pending.memory.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
-"""Rows of the first allocation. The system provides memory only for the pages in use."""
+"""Rows, and tombstones, of the first allocation. The system provides memory only for the pages in use."""
 SPARE_ROWS: Final = 16_384
 """Rows beyond those of a SCHEDULE that have memory: as many as a FIRE may hold."""
 PORTION_SIZE: Final = 1 << 20
 """Bytes that a portion of `prepare_memory` touches or copies."""
 TOMBSTONE_MEMORY: Final = 64
 """Bytes that one tombstone counts for."""
-
-_FIRST_TOMBSTONES: Final = 1 << 10
-"""Tombstones of the first allocation."""
 
 _Item = TypeVar("_Item", bound=np.generic)
 
@@ -81,9 +78,9 @@ class Memtable:
         self.tombstone_tiers = Tiers()
         self.tombstone_count = 0
         self._tombstones: Tombstones = (
-            np.empty(_FIRST_TOMBSTONES, np.int64),
-            np.empty(_FIRST_TOMBSTONES, np.uint64),
-            np.empty(_FIRST_TOMBSTONES, np.uint32),
+            np.empty(CAPACITY, np.int64),
+            np.empty(CAPACITY, np.uint64),
+            np.empty(CAPACITY, np.uint32),
         )
         """The tombstones in the order of arrival."""
         self._hasher = hasher

@@ -177,7 +177,7 @@ class Tiers:
             return held
         if self._ready.head < len(self._ready.due):
             moved.append(self._ready.rest())
-        self._ready = _Tier(*(_joined(moved) if len(moved) > 1 else moved[0]), 0)
+        self._ready = _Tier(*(_joined(moved, in_runs=True) if len(moved) > 1 else moved[0]), 0)
         return held
 
     def _bound(self, tiers: list[_Tier], after: tuple[int, int], count: int) -> tuple[int, int]:
@@ -229,7 +229,7 @@ class Tiers:
         while (
             len(self._tiers) >= FAN and self._tiers[-FAN].level <= self._tiers[-1].level < LEVEL_MAX
         ):
-            merged = _joined([tier.rest() for tier in self._tiers[-FAN:]])
+            merged = _joined([tier.rest() for tier in self._tiers[-FAN:]], in_runs=True)
             level = self._tiers[-1].level + 1
             self._tiers[-FAN:] = [_Tier(*merged, level=level)]
 
@@ -265,7 +265,8 @@ def _level(rows: int) -> int:
     return max(0, rows // FRESH_MAX).bit_length() // 3
 
 
-def _joined(parts: list[tuple[I64, I64]]) -> tuple[I64, I64]:
+def _joined(parts: list[tuple[I64, I64]], *, in_runs: bool = False) -> tuple[I64, I64]:
+    """Return the pairs of all parts, sorted. `in_runs`: each part is sorted."""
     due = np.concatenate([due for due, _ in parts])
     ref = np.concatenate([ref for _, ref in parts])
-    return sort_pairs(due, ref)
+    return sort_pairs(due, ref, in_runs=in_runs)
