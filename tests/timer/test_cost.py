@@ -292,12 +292,25 @@ def test_a_deleted_topic_loses_its_series_in_portions_and_freed_places_cost_no_h
     series = engine.machine.series
     engine.machine.digest()
     counted = (SeriesTable, "_remove"), (SeriesTable, "sum")
-    assert portions_of(engine, log.delete_topic(1), *counted) == [1, 1, 1, 0]
+    assert portions_of(engine, log.delete_topic(1), *counted) == [1, 1, 1, 0, 0]
     assert len(series) == 10
     assert len(series._bodies) < CHUNK, "the places of others were freed"
     assert series.ids_of(None, 0, count) == [*range(1, count + 9, 341)]
     assert [series.find(2, b"k%d" % number) for number in (0, 341)] == [1, 342]
     assert [*series.waiting] == [*range(342, count + 9, 341)]
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
+
+
+def test_a_deleted_topic_loses_its_timers_in_memory_in_portions() -> None:
+    engine, log = begun(2)
+    count = 3 * PORTION_SIZE // engine.machine.store.memtable.rows.itemsize
+    log.schedule(part_of([(1, DUE, b"")] * count), part_of([(2, DUE, b"")]))
+    catch_up(engine, log)
+    assert portions_of(engine, log.delete_topic(1), (Memtable, "kill")) == [1, 1, 1, 1, 0]
+    assert engine.machine.store.memtable.dead == count
+    log.fire(DUE)
+    catch_up(engine, log)
+    assert (engine.machine.counts.fired, engine.machine.counts.dropped) == (1, count)
     assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 

@@ -479,10 +479,12 @@ def test_dead_rows_of_the_memtable_are_counted_and_no_others(store: Store) -> No
     assert (store.memtable.dead, store.memtable.is_mostly_dead) == (2, False)
     store.fire(UnixMs(NOW + 20), ALL, ALL)
     assert (store.memtable.dead, store.memtable.is_mostly_dead) == (3, True)
-    store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 1, 0)
+    topic = TopicId(int(store.memtable.rows["topic"][3]))
+    assert [*store.kill_topic(topic)]
     assert store.memtable.dead == 4, "another row of this topic had fired"
-    store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 0, 0)
+    assert [*store.kill_topic(topic)]
     assert store.memtable.dead == 4, "a dead row is not counted twice"
+    store.drop_topic(topic, 1, 0)
     flush(store)
     assert (store.memtable.dead, store.memtable.is_mostly_dead) == (0, False)
 

@@ -173,10 +173,13 @@ class Store:
         """Set the deleted topics from a manifest."""
         self._runs.deleted_topics = deleted_topics
 
+    def kill_topic(self, topic: TopicId) -> Iterator[None]:
+        """End a topic's timers in memory, in portions, before `drop_topic`."""
+        for memtable in self._memtables():
+            yield from memtable.kill_topic(topic)
+
     def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
         """Delete a topic's timers. `pending`, `held`: the number of pending and of held ones."""
-        for memtable in self._memtables():
-            memtable.kill_topic(topic)
         self._runs.deleted_topics = self.deleted_topics.plus(topic)
         self._pending -= pending
         self._held -= held

@@ -3,9 +3,9 @@
     next entry --do, do, ...--> its many topics, producers or series change --apply--> the rest
 
 A POLICY may concern every topic, an EPOCH concerns every group, and a CHECKPOINT forgets idle
-producers. The deletion of a topic removes its series. A SCHEDULE of many rows needs memory. The
-event loop has its turn between two portions. No other entry is applied meanwhile, and no checkpoint
-cut is taken. Replicas therefore agree even if their portions differ.
+producers. The deletion of a topic removes its series and its timers in memory. A SCHEDULE of many
+rows needs memory. The event loop has its turn between two portions. No other entry is applied
+meanwhile, and no checkpoint cut is taken. Replicas therefore agree even if their portions differ.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,8 @@ class Portions:
             case EntryKind.TOPIC:
                 op = payloads.decode_topic(entry.payload)
                 if isinstance(op, payloads.DeleteTopic) and op.topic in self._state.topics:
-                    return self._state.series.drop_topic(op.topic)
+                    series, store = self._state.series, self._state.store
+                    return chain(series.drop_topic(op.topic), store.kill_topic(op.topic))
                 return iter(())
             case _:
                 return iter(())

@@ -403,7 +403,7 @@ class Machine(State):
     def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
         """Delete a topic with everything in it. Later entries with its id find no topic.
 
-        `portions` has removed its series.
+        `portions` has removed its series, and its timers from memory.
         """
         if op.topic not in self.topics:
             return DeleteTopicApplied(op, None)

@@ -236,12 +236,14 @@ class Memtable:
         if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
             self._next_due = None
 
-    def kill_topic(self, topic: int) -> None:
-        """Cancel all rows of a topic."""
-        of_topic = (self._topic[: self.count] == topic) & self.alive[: self.count]
-        places = np.flatnonzero(of_topic)
-        self._next_due = None  # first, as `kill` would compare the due times with it
-        self.kill(places[self._are_unfired(places)])
+    def kill_topic(self, topic: int) -> Iterator[None]:
+        """Cancel all rows of a topic, in portions. Meanwhile no row is added."""
+        for part in _portions(self.rows, 0, self.count):
+            places = part.start + np.flatnonzero((self._topic[part] == topic) & self.alive[part])
+            if len(places):
+                self._next_due = None  # first, as `kill` would compare the due times with it
+                self.kill(places[self._are_unfired(places)])
+                yield
 
     def count_fired(self, seq: U64) -> None:
         """Count the fired rows of this memtable as dead: their seqs are above all others."""
