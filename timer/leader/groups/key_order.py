@@ -286,11 +286,10 @@ class KeyOrder:
         self._window = None
         offsets = np.sort(offsets)
         behind = self._group.first_unacked(self._table.fresh, ORDER_WINDOW)
-        behind = behind[behind > offsets[0]]
+        behind, returned = behind[behind > offsets[0]], self._key(offsets)
+        behind = behind[np.isin(self._key(behind), returned)]
         behind = behind[self._table.of(behind).leased]
-        first = _first_values(
-            self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL
-        )
+        first = _first_values(returned, offsets.astype(np.int64), self._key(behind), _NO_WALL)
         behind = behind[behind.astype(np.int64) > first]
         if not len(behind):
             return
