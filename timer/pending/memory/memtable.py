@@ -31,7 +31,7 @@ from timer.pending.memory.tiers import NEVER, Index, Tiers
 from timer.pending.memory.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
-"""Rows, and tombstones, of the first allocation. The system provides memory only for the pages in use."""
+"""Rows and tombstones of the first allocation. The system gives memory only for pages in use."""
 SPARE_ROWS: Final = 16_384
 """Rows beyond those of a SCHEDULE that have memory: as many as a FIRE may hold."""
 PORTION_SIZE: Final = 1 << 20
