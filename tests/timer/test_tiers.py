@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.seeds import seeds
+from timer.model.firing_order import sort_pairs
 from timer.pending.memory import tiers as tiers_module
 from timer.pending.memory.tiers import FAN, FRESH_MAX, Tiers
 
@@ -110,11 +111,10 @@ def test_next_due_looks_through_fresh_pairs_that_came_one_by_one_as_one_array() 
 
 def test_tiers_are_merged_as_sorted_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     sorts = list[tuple[int, bool]]()
-    sort = tiers_module.sort_pairs
 
     def noted(due: Any, ref: Any, *, in_runs: bool = False) -> Any:
         sorts.append((len(due), in_runs))
-        return sort(due, ref, in_runs=in_runs)
+        return sort_pairs(due, ref, in_runs=in_runs)
 
     monkeypatch.setattr(tiers_module, "sort_pairs", noted)
     chance, tiers = np.random.default_rng(4), Tiers()

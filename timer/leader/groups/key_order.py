@@ -228,10 +228,9 @@ class KeyOrder:
         _, owner[owned] = self._holders(owner[owned].astype(np.uint64))
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
-        return _Window(
-            *(offsets[before], mine[before], owner[before]),
-            *(behind, len(keys), group.settings, len(keys) // OFFSETS_A_UNIT),
-        )
+        looks = len(keys) // OFFSETS_A_UNIT
+        offsets, mine, owner = offsets[before], mine[before], owner[before]
+        return _Window(offsets, mine, owner, behind, len(keys), group.settings, looks)
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
