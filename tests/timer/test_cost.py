@@ -25,12 +25,13 @@ from timer.leader.intake.count_limits import TOPIC_IDS_MAX
 from timer.leader.leader import ENTRY_TOPICS_MAX
 from timer.model.columns import decode_schedule
 from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
-from timer.model.firing_order import Position
+from timer.model.firing_order import START, Position
 from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import LimitReachedError
 from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
+from timer.pending.memory import memtable as memtable_module
 from timer.pending.memory.memtable import PORTION_SIZE, SPARE_ROWS, Memtable
 from timer.pending.read_view import Filter, ViewTally
 from timer.pending.runs import run_index, run_writer
@@ -312,6 +313,18 @@ def test_a_deleted_topic_loses_its_timers_in_memory_in_portions() -> None:
     catch_up(engine, log)
     assert (engine.machine.counts.fired, engine.machine.counts.dropped) == (1, count)
     assert engine.machine.digest() == engine.machine.recomputed_digest()
+
+
+def test_the_columns_of_tombstones_are_not_copied_as_they_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memtable = Memtable(START)
+    copies = calls_of(monkeypatch, memtable_module, "_longer")
+    for seq in range(0, 200_000, 10_000):
+        seqs = np.arange(seq, seq + 10_000, dtype=np.uint64)
+        memtable.add_tombstones(np.full(10_000, DUE), seqs, np.ones(10_000, np.uint32))
+    assert memtable.tombstone_count == 200_000
+    assert not copies
 
 
 def test_memory_for_rows_is_touched_in_portions_before_they_are_inserted() -> None:
