@@ -10,7 +10,7 @@ from tests.timerfake.conftest import Ctl
 from timerclient import TimerClient
 from timerclient.client.topic_calls import ROUNDS_MAX, TopicCalls
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import NotReady
+from timerclient.values.errors import NotFound, NotReady
 from timerfake import FakeCluster
 
 HOUR = 3600.0
@@ -252,3 +252,23 @@ def test_topic_that_is_made_while_its_namespace_is_deleted_goes_too(
             client.delete_namespace("pay")
         assert failed.value.done == ROUNDS_MAX
         assert client.describe_policies(namespace="pay").own.tick_ms == 50
+
+
+def test_topics_of_a_namespace_are_deleted_although_one_of_them_is_not(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pay/a", "pay/b", "pay/c"):
+        client.create_topic(name)
+    delete = TopicCalls.delete_topic
+
+    async def refusing_b(calls: TopicCalls, topic: str) -> pb.DeleteTopicResponse | None:
+        if topic == "pay/b":
+            raise NotReady("not now")
+        await delete(calls, topic)
+        raise NotFound(topic)  # as if another call had deleted it
+
+    monkeypatch.setattr(TopicCalls, "delete_topic", refusing_b)
+    with pytest.raises(NotReady, match="not now") as failed:
+        client.delete_namespace("pay")
+    assert failed.value.done == 2
+    assert [topic.name for topic in client.describe_namespace("pay").topics] == ["pay/b"]

@@ -869,8 +869,8 @@ class TimerClient(ThreadClient):
     def delete_namespace(self, namespace: str) -> list[str]:
         """Delete all topics of a namespace, then its policy; return the names of the topics.
 
-        Topics are deleted one after the other, each as by `delete_topic`. If the call fails, the
-        error's `done` is the number of deleted topics; a further call deletes the others.
+        Each topic is deleted as by `delete_topic`. If the call fails, the error's `done` is the
+        number of deleted topics; a further call deletes the others.
 
         Raises:
             InvalidRequest: It is the default namespace.

@@ -3,9 +3,9 @@
 A namespace exists as long as it has a topic or a policy. No call creates one.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from timerclient.client.story_calls import QueryCalls
@@ -14,6 +14,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.values.errors import InvalidRequest, NotFound, NotReady
 
+TOGETHER: Final = 64
+"""Topics of a namespace that are deleted at a time: they share commits."""
 DEFAULT: Final = "default"
 """The namespace of topics without a "/" in their names."""
 
@@ -79,8 +81,8 @@ class TopicCalls(QueryCalls):
     async def delete_namespace(self, namespace: str) -> list[str]:
         """Delete all topics of a namespace, then its policy; return the names of the topics.
 
-        Topics are deleted one after the other, each as by `delete_topic`. If the call fails, the
-        error's `done` is the number of deleted topics; a further call deletes the others.
+        Each topic is deleted as by `delete_topic`. If the call fails, the error's `done` is the
+        number of deleted topics; a further call deletes the others.
 
         Raises:
             InvalidRequest: It is the default namespace.
@@ -93,13 +95,19 @@ class TopicCalls(QueryCalls):
         deleted: list[str] = []
         topics = found.topics
         for _ in range(ROUNDS_MAX):  # topics may be created in the meantime
-            for topic in topics:
-                with (
-                    counting_done(deleted, len(deleted)),
-                    suppress(NotFound),
-                ):  # deleted by another call
-                    await self.delete_topic(topic.name)
-                deleted.append(topic.name)
+            for first in range(0, len(topics), TOGETHER):
+                names = [topic.name for topic in topics[first : first + TOGETHER]]
+                deleting = map(self.delete_topic, names)
+                outcomes = await asyncio.gather(*deleting, return_exceptions=True)
+                failed: list[BaseException] = []
+                for name, outcome in zip(names, outcomes, strict=True):
+                    if isinstance(outcome, BaseException) and not isinstance(outcome, NotFound):
+                        failed.append(outcome)
+                    else:  # not found: another call has deleted it
+                        deleted.append(name)
+                if failed:
+                    with counting_done(deleted, len(deleted)):
+                        raise failed[0]
             with counting_done(deleted, len(deleted)):
                 topics = await self._topics_in(namespace)
             if not topics:
