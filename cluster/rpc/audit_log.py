@@ -98,7 +98,7 @@ class AuditLog:
 
     def complaints(self) -> list[str]:
         """Return why the last line could not be written to its file; empty: it was."""
-        failures = [each.failure for each in audit.handlers if isinstance(each, _FileInThread)]
+        failures = [each.failure() for each in audit.handlers if isinstance(each, _FileInThread)]
         return [f"the audit log can't be written: {each}" for each in failures if each]
 
     def record_late_answer(
@@ -173,14 +173,14 @@ class _FileInThread(logging.Handler):
             OSError: it can't be opened.
         """
         super().__init__()
-        self.failure = ""
-        """Why the last line could not be written."""
-        self._path = path
+        self._path, self._hangs = path, f"{path!r} takes no lines"
         self._descriptor = -1
         self._is_torn = False
         """The last line is written in part."""
         self._lines = SimpleQueue[tuple[bytes, Future[None]] | None]()
-        self._last: Future[None] | None = None
+        self._last = Future[None]()
+        """Of the last line that the thread got."""
+        self._last.set_result(None)
         # No executor: the end of the interpreter would wait for its thread.
         threading.Thread(target=self._write_lines, name="audit", daemon=True).start()
         with suppress(TimeoutError):
@@ -191,15 +191,18 @@ class _FileInThread(logging.Handler):
         line = record.getMessage()
         try:
             self._append(line.encode() + b"\n")
-            self.failure = ""
         except OSError as error:
-            self.failure = str(error) or f"{self._path!r} takes no lines"
-        if self.failure:
-            more = {"error": self.failure, "line": line}
+            more = {"error": str(error) or self._hangs, "line": line}
             logger.error("the audit log can't be written", extra=more)
 
+    def failure(self) -> str:
+        """Return why the file takes no lines. Empty: it took the last one, perhaps slowly."""
+        if not self._last.done():
+            return self._hangs
+        return str(self._last.exception() or "")
+
     def _append(self, line: bytes) -> None:
-        if self._last is not None and not self._last.done():
+        if not self._last.done():
             raise TimeoutError
         self._last = Future()
         self._lines.put((line, self._last))
