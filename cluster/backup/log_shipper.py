@@ -105,6 +105,7 @@ class LogShipper:
         self._pruning: Future[object] | None = None
         self._backup_due_s = 0.0
         self._cluster_id = ""
+        """Empty: the store is not read; no backup begins or goes on."""
         self._directory_id = 0, 0
         """Of the store that was read."""
         self._nodes: list[pb.NodeStatus] = []
@@ -230,7 +231,7 @@ class LogShipper:
             self._attempt("prune", lambda: pruning.result() is None)
         next_s = self._wall_s() + self._plan.backup_every_s
         self._backup_due_s = min(self._backup_due_s, next_s)  # a clock may have been ahead
-        due = self._wall_s() >= self._backup_due_s
+        due = self._cluster_id and self._wall_s() >= self._backup_due_s
         if due and self._running is None and self._end is not None:  # the log begins before it
             self._backup_due_s = next_s
             run = BackupRun(
@@ -238,7 +239,7 @@ class LogShipper:
                 self._store,
                 node=self._plan.node,
                 patience_s=self._plan.patience_s,
-                stopped=lambda: self._is_stopped,
+                stopped=lambda: self._is_stopped or not self._cluster_id,
             )
             self._running = self._thread.submit(run.take)
         return more

@@ -126,7 +126,8 @@ def test_log_goes_on_without_a_gap_when_the_disk_of_the_store_was_away(
     root.rename(away)
     for entry in 20, 25:
         node.applied = entry
-        shipper.step()
+        shipper.step(100)  # a backup is due
+        assert shipper.shipper._running is None
         root.mkdir(exist_ok=True)  # where the disk is not mounted
     assert [*root.iterdir()] == []
     assert shipper.told == [f"{root}: it has no backup now: is its disk mounted?; trying again"]
@@ -135,6 +136,23 @@ def test_log_goes_on_without_a_gap_when_the_disk_of_the_store_was_away(
     shipper.step()
     assert shipper.told[1:] == ["the log goes on"]
     assert state_at(store, tmp_path / "x", Until()) == at(node.log, 25)
+
+
+def test_backup_ends_when_the_disk_of_the_store_is_away(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, shipper = backed_up(tmp_path, store)
+    root, opened = Path(store.root), node.open_backup
+
+    def open_backup(*words: Any, **more: Any) -> pb.OpenBackupResponse:
+        root.rename(tmp_path / "away")
+        shipper.shipper._attempt("log", shipper.shipper._ship)
+        return opened(*words, **more)
+
+    monkeypatch.setattr(node, "open_backup", open_backup)
+    shipper.back_up()
+    assert [each for each in root.rglob("*") if each.is_file()] == []
+    assert shipper.done == [10]
 
 
 def test_backup_by_a_clock_that_was_ahead_does_not_delay_the_next_one(
