@@ -97,7 +97,7 @@ class AuditLog:
         return True
 
     def complaints(self) -> list[str]:
-        """Return why the last line could not be written to its file; empty: it was."""
+        """Return why the file takes no lines; empty: it took the last one."""
         failures = [each.failure() for each in audit.handlers if isinstance(each, _FileInThread)]
         return [f"the audit log can't be written: {each}" for each in failures if each]
 
@@ -188,15 +188,16 @@ class _FileInThread(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line. The operator's call does not fail for it."""
-        line = record.getMessage()
+        line, why = record.getMessage(), ""
         try:
             self._append(line.encode() + b"\n")
         except OSError as error:
-            more = {"error": str(error) or self._hangs, "line": line}
-            logger.error("the audit log can't be written", extra=more)
+            why = str(error) or self._hangs
+        if why:
+            logger.error("the audit log can't be written", extra={"error": why, "line": line})
 
     def failure(self) -> str:
-        """Return why the file takes no lines. Empty: it took the last one, perhaps slowly."""
+        """Return why the file takes no lines. Empty: it took the last one that the thread got."""
         if not self._last.done():
             return self._hangs
         return str(self._last.exception() or "")
