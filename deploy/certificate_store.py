@@ -160,7 +160,8 @@ class CertificateStore:
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if kind is IdentityKind.NODE:
             own = (node_host(name, cluster_id), nodes_host(cluster_id))
-            names += [*map(x509.DNSName, own), *map(_host, hosts or self._hosts(name))]
+            named = [_host(each, is_new=bool(hosts)) for each in hosts or self._hosts(name)]
+            names += [*map(x509.DNSName, own), *named]
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         built = (
@@ -354,10 +355,11 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _host(text: str) -> x509.GeneralName:
+def _host(text: str, *, is_new: bool) -> x509.GeneralName:
+    """Return a host for a certificate. A renewal does not fail for hosts of earlier releases."""
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
-    if not _DNS_NAME.fullmatch(text):
+    if is_new and not _DNS_NAME.fullmatch(text):
         limit = "must be a DNS name or an IP address, without scheme and port"
         raise CertificateError(f"host = {text!r}: {limit}")
     return x509.DNSName(text)

@@ -306,12 +306,19 @@ def test_a_certificate_is_signed_by_the_authority_of_the_key_and_ends_with_it(
         other.issue(IdentityKind.NODE, "n1")
 
 
-def test_a_renewed_certificate_keeps_its_hosts_except_if_others_are_given(tmp_path: Path) -> None:
+def test_a_renewed_certificate_keeps_its_hosts_except_if_others_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CertificateStore(tmp_path)
     store.create("prod")
     for given, hosts in (((), ()), (("a.lan", "::1"), ("a.lan", "::1")), ((), ("a.lan", "::1"))):
         [made] = facts_of(store.issue(IdentityKind.NODE, "n1", hosts=given))
         assert made.hosts == ("n1.nodes.prod.timer", "nodes.prod.timer", *hosts)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(certificate_store, "_DNS_NAME", re.compile(".*"))
+        store.issue(IdentityKind.NODE, "n1", hosts=["a.lan", "a.lan:7401"])
+    [made] = facts_of(store.issue(IdentityKind.NODE, "n1"))
+    assert made.hosts[2:] == ("a.lan", "a.lan:7401")
 
 
 def test_the_command_makes_shows_and_checks(
