@@ -196,11 +196,11 @@ def test_make_dir_needs_no_right_to_read_a_directory_above_those_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own").mkdir()
-    real = os.open
+    real, code = os.open, errno.EACCES
 
     def refused(path: Path | str, flags: int, *words: int, **options: int) -> int:
         if tmp_path == path and not flags & os.O_PATH:
-            raise PermissionError(errno.EACCES, "planted")
+            raise OSError(code, "planted")
         return real(path, flags, *words, **options)
 
     monkeypatch.setattr(os, "open", refused)
@@ -209,6 +209,9 @@ def test_make_dir_needs_no_right_to_read_a_directory_above_those_that_are_there(
     assert DISK.exists(tmp_path / "own" / "data")
     with pytest.raises(DiskFailedError, match="EACCES"):
         DISK.make_dir(tmp_path / "new")
+    code = errno.EIO
+    with pytest.raises(DiskFailedError, match="EIO"):
+        DISK.make_dir(tmp_path / "own")
 
 
 def make_one_of_each(directory: Path) -> None:

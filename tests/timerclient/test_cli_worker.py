@@ -1,6 +1,7 @@
 """timerctl worker: its errors, and its life as a process."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -262,6 +263,7 @@ LEFT = """
 {} handler():
     for error in None, SystemExit(5), SystemExit("text"), ValueError:
         if not (pid := os.fork()):
+            print(end="child ")
             if error:
                 raise error
             return
@@ -461,7 +463,10 @@ def run_program(program: str) -> tuple[int, str]:
     """Run a worker's process; return its exit code and stdout."""
     quiet = "ignore:This process (pid=:DeprecationWarning"  # Python 3.12 and later warn of threads
     command = [sys.executable, "-W", quiet, "-c", PROCESS + program]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    env = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=60, check=False, env=env
+    )
     return done.returncode, done.stdout
 
 
@@ -469,9 +474,11 @@ def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the
     assert run_program(TERMINATED) == (0, "-15\n-2\n" * 4 + "stops 0\n")
 
 
-@pytest.mark.parametrize("define", ["def", "async def"])
+@pytest.mark.parametrize(
+    "define", ["def", "async def", "@lambda async_: lambda: async_()\nasync def"]
+)
 def test_process_that_a_handler_forks_ends_as_it_leaves_the_handler(define: str) -> None:
-    assert run_program(LEFT.format(define)) == (0, "0\n5\n1\n1\nstops 0\n")
+    assert run_program(LEFT.format(define)) == (0, "child 0\nchild 5\nchild 1\nchild 1\nstops 0\n")
 
 
 def test_fork_keeps_the_signal_mask_of_its_thread_in_parent_and_child() -> None:

@@ -1,5 +1,7 @@
 """Errors of connections that TLS ends: one end has none, or a certificate is not valid."""
 
+import re
+import time
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -8,6 +10,7 @@ import pytest
 from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from timerclient import AsyncTimerClient, ClientTls
+from timerclient.streams.secure_dial import SecureDial
 from timerclient.values.errors import Unreachable
 
 
@@ -74,3 +77,15 @@ async def test_cause_of_a_connection_that_tls_ends_is_named_in_the_error(
     async with AsyncTimerClient(f"127.0.0.1:{port(node)}", credentials=tls, timeout=0.5) as client:
         with pytest.raises(Unreachable, match=hint):
             await client.create_topic("t")
+
+
+def test_certificate_of_a_client_is_named_if_it_is_not_valid_yet(
+    store: CertificateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SecureDial(files(store), (), None)
+    none = SecureDial(ClientTls(ca=store.path("ca")), (), "t")
+    assert (own.date_error(), none.date_error()) == ("", "")
+    with monkeypatch.context() as behind:
+        behind.setattr(time, "time", lambda: 0.0)
+        found = own.date_error()
+    assert re.search(r"/admin-a.pem: is valid only from 20.*Z on \(.* clock: 1970.*\)$", found)
