@@ -52,7 +52,7 @@ may = ["produce", "cancel", "consume", "observe", "manage", "operate"]
 # topics = ["payments/*", "orders"]
 # groups = ["billing*"]
 """
-_DNS_NAME: Final = re.compile(r"(\*\.)?([\w-]+\.)*[\w-]*[A-Za-z][\w-]*", re.ASCII)
+_DNS_NAME: Final = re.compile(r"(\*\.)?([\w-]+\.)*[\w-]*[A-Za-z][\w-]*\.?", re.ASCII)
 """The last label has a letter, so it is no IP address with a wrong number."""
 _AUTHORITY_OF: Final = {
     IdentityKind.NODE: "ca",

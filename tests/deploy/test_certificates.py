@@ -311,7 +311,7 @@ def test_a_renewed_certificate_keeps_its_hosts_except_if_others_are_given(
 ) -> None:
     store = CertificateStore(tmp_path)
     store.create("prod")
-    for given, hosts in (((), ()), (("a.lan", "::1"), ("a.lan", "::1")), ((), ("a.lan", "::1"))):
+    for given, hosts in (((), ()), (("a.lan.", "::1"), ("a.lan.", "::1")), ((), ("a.lan.", "::1"))):
         [made] = facts_of(store.issue(IdentityKind.NODE, "n1", hosts=given))
         assert made.hosts == ("n1.nodes.prod.timer", "nodes.prod.timer", *hosts)
     with monkeypatch.context() as earlier:
