@@ -80,6 +80,8 @@ def test_repeated_creation_returns_the_series_and_another_definition_is_refused(
     client.create_series(topic, "other", every=60)
     assert [each.key for each in client.list_series(topic)] == ["k", "other"]
     assert {"k", "other"} <= {each.key for each in client.list_series()}
+    client.alter_policies({"payload_bytes_max": 1}, topic=topic)
+    assert client.create_series(topic, "k", json={"a": 1}, every=60).id == first.id
 
 
 def test_named_expressions_are_kept_as_their_five_fields(world: World, topic: str) -> None:
