@@ -1,5 +1,7 @@
 """The leader's part for groups: nacks, extensions, dead letters and redrives."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model import timer_id
 from timer.model.columns import ROW
-from timer.model.timer_errors import DiskFullError, NotReadyError
+from timer.model.timer_errors import DiskFullError, NotReadyError, OverloadedError
 from timer.model.units import QueueOffset
 from timer.ready.group import Group
 from timer.ready.topic import Topic
@@ -207,8 +209,9 @@ def test_seek_between_the_parts_of_a_handover(monkeypatch: pytest.MonkeyPatch, s
     assert [again[name].attempts.tolist() for name in "abc"] == [[2, 2]] * 3
 
 
-def test_redelivery_is_marked_wherever_the_log_of_a_handover_ends(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("rejected", range(5))
+def test_redelivery_is_marked_wherever_the_log_of_a_handover_ends_or_rejects_an_entry(
+    monkeypatch: pytest.MonkeyPatch, rejected: int
 ) -> None:
     monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 2 * group_batch.OP_WEIGHT)
     for kept in range(6):
@@ -217,6 +220,9 @@ def test_redelivery_is_marked_wherever_the_log_of_a_handover_ends(
         for offset in range(3):
             play.ack(f"ack {offset}", play.deliveries[0], [offset])
         play.nack("nack", play.deliveries[0], [3], delay_ms=0)
+        results = [mock.DEFAULT] * rejected + [OverloadedError("the log", retry_after_ms=1)]
+        results += [mock.DEFAULT] * 9
+        play.leader._append = mock.Mock(wraps=play.append, side_effect=results)
         while play.leader.hand_over(play.now):
             pass
         play.commit(kept)

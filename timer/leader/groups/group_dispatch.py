@@ -669,7 +669,7 @@ class GroupDispatch:
             self._to_hand_over = (op for one in [*self._leases.values()] for op in one.hand_over())
         while self._batch and self._flush(now):  # acks and nacks go before their group's ops
             pass
-        more = self._batch.add_some(self._to_hand_over)
+        more = not self._batch and self._batch.add_some(self._to_hand_over)
         while self._batch and self._flush(now):
             pass
         return more
