@@ -395,6 +395,9 @@ def test_rules_of_a_topic_name_who_says_what() -> None:
         " (payload_bytes_max of the namespace)",
     )
     assert play.leader.admission.rules(play.topic_id).payload_limit[1].endswith("the node)")
+    new = [play.leader.admission.rules(9, name) for name in ("ns/x", "ns/y", "x", "other/x")]
+    assert new[0].payload_limit[0] == 7
+    assert new == [new[0]] * 2 + [play.leader.admission.rules(0)] * 2, "some are shared"
     differs = [play.leader.admission.differs]
     play.say("2", Scope("ns"), "payload_bytes_max")
     play.say("3", CLUSTER, payload_bytes_max=9)

@@ -20,6 +20,7 @@ from timer.entries.policies import (
     NAMESPACES_MAX,
     NEW_QUOTA_MAX,
     NODE_BOUNDS,
+    NO_POLICY,
     QUOTAS,
     RATES,
     Effective,
@@ -228,7 +229,8 @@ class Admission:
         self._node = node
         self.policies = machine.policies
         """Replaced by each change."""
-        self._rules: dict[int, Rules] = {}
+        self._rules: dict[int | str, Rules] = {}
+        """By topic id; by namespace those of new topics, if the namespace has a policy."""
 
     def rules(self, topic_id: int, new: str = "") -> Rules:
         """Return the rules of a topic; 0: those that hold without a namespace or topic policy.
@@ -240,10 +242,13 @@ class Admission:
             topic = self._machine.topics.get(TopicId(topic_id))
             name = topic.name if topic is not None else new
             namespace = namespace_of(name) if name else ""
-            effective = self.policies.effective(self._node, namespace, TopicId(topic_id))
-            rules = Rules(effective, self._draws)
-            if topic is not None or not new:
-                self._rules[topic_id] = rules
+            key: int | str = topic_id
+            if topic is None and new:  # a request may have many of them
+                key = 0 if self.policies.of(Scope(namespace)) is NO_POLICY else namespace
+            rules = self._rules.get(key)
+            if rules is None:
+                effective = self.policies.effective(self._node, namespace, TopicId(topic_id))
+                rules = self._rules[key] = Rules(effective, self._draws)
         return rules
 
     def ttl_ms(self, topic: "Topic") -> int:
