@@ -127,8 +127,9 @@ class CreationLimits:
         """Check that the present caller may create topics, which do not exist, all together.
 
         Raises:
-            LimitReachedError: it would have created more than it may.
+            LimitReachedError: see Leader; or it would have created more than it may.
         """
+        leader.check_new_topics(names)
         creator, there = _creator(leader), leader.machine.creators.topics
         more = len({*names} - self._under_way.get(("topics", _identity()), set()))
         self._check("topics", lambda _: there[creator], more)
@@ -274,7 +275,7 @@ class CreationLimits:
             return
         most: int | None = getattr(caller.usages.limits(caller.identity), kind)
         under_way = len(self._under_way.get((kind, _identity()), ()))
-        if most is None or not more:
+        if most is None:
             return
         if (there := count(most - under_way) + under_way) + more > most:
             raise _limit_error(kind, most, _identity(), there)

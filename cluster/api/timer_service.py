@@ -334,7 +334,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
             new[stand_in] = name
         part = await self._part_of(leader, request, topics)
         leader.check(part, self._host.now(), whose, new)
-        self.creations.check_topics(leader, new.values())
+        missing = [name for name in new.values() if leader.topic_or_none(name) is None]
+        self.creations.check_topics(leader, missing)  # others may have created some meanwhile
 
     async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
         """Return a topic. It is created if `create` or the node's settings allow that.

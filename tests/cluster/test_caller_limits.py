@@ -200,7 +200,8 @@ def test_producers_of_an_identity_are_limited_with_those_under_way(tmp_path: Pat
 def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path: Path) -> None:
     rule = BEGIN.replace("produce", "manage")
     (tmp_path / "access.toml").write_text(f"{rule}most = {{ topics = 2, groups = 1 }}\n")
-    access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
+    access, limits = AccessFile(str(tmp_path / "access.toml")), CreationLimits()
+    play = Play(LeaderConfig(limits=CountLimits(topics_max=5)))
     usages = CallerUsages(access)
 
     def call(name: str, create: Callable[[Callable[[Any], None]], None]) -> None:
@@ -236,6 +237,8 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
         topic("a", "three")
     topic("b", "three")
     play.commit()
+    with pytest.raises(LimitReachedError, match="topics_max: the cluster has 5"):
+        call("b", lambda _: limits.check_topics(play.leader, ["four"]))
     topic("a", "one")  # is there
     topic("a", "three")
     with pytest.raises(LimitReachedError, match=full):

@@ -5,9 +5,8 @@ import gc
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
 import grpc
@@ -16,6 +15,7 @@ import pytest
 
 from cluster.api import wire_rows
 from cluster.api.group_admin import GroupDesk
+from cluster.api.owners import CreationLimits
 from cluster.api.policy_admin import policy_of
 from cluster.api.timer_service import TOPICS_AT_ONCE, TimerService
 from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
@@ -39,10 +39,22 @@ from cluster.rpc.request_bounds import (
     reader_of,
 )
 from cluster.settings.config import GroupsConfig
+from cluster.state.host import Host
 from tests.calls import calls_of
+from tests.cluster.hosted import Hosted
 from tests.timer.leading import Play
 from timer.entries.policies import CLUSTER, ScopePolicy
-from timer.model.timer_errors import InvalidRequestError, LimitReachedError
+from timer.leader.intake import request_shares
+from timer.leader.intake.count_limits import CountLimits
+from timer.leader.intake.request_shares import Use
+from timer.leader.leader import LeaderConfig
+from timer.model.columns import Part
+from timer.model.timer_errors import (
+    InvalidRequestError,
+    LimitReachedError,
+    NotFoundError,
+    OverloadedError,
+)
 from timerclient.proto import timer_pb2 as pb
 
 LIMIT = 1 << 20
@@ -64,6 +76,13 @@ def refusal(made: object) -> str:
     assert isinstance(made, UnreadableRequest), made
     assert isinstance(made.error, InvalidRequestError)
     return f"{made.error.value}: {made.error.limit}"
+
+
+def served(*, creates: bool = True) -> tuple[Hosted, TimerService]:
+    """Return a leader and its service. `creates`: a request creates its topics."""
+    host, parts = Hosted(), {"threads": Mock(), "outboxes": Mock(), "hooks": Mock()}
+    of: Any = {"limits": LIMITS, "salt": 0, "topic_name_bytes_max": 10, **parts}
+    return host, TimerService(cast("Host", host), auto_create_topics=creates, **of)
 
 
 async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> None:
@@ -89,10 +108,17 @@ async def test_new_topics_of_a_request_are_created_together_some_at_a_time() -> 
 
 
 async def test_no_topic_is_created_before_all_names_and_limits_are_checked() -> None:
-    play, creations = Play(), Mock()
+    play, creations = Play(LeaderConfig(limits=CountLimits(groups_max=0))), Mock()
     service: Any = SimpleNamespace(_host=SimpleNamespace(now=lambda: play.now), _limits=LIMITS)
-    service._part_of = partial(TimerService._part_of, service)
-    service._topic_name_bytes_max, service.creations = 3, creations
+
+    async def part_of(*args: Any) -> Part:
+        part = await TimerService._part_of(service, *args)
+        if "made" in args[2]:  # by another request meanwhile
+            play.make_topic("made")
+        return part
+
+    service._part_of = part_of
+    service._topic_name_bytes_max, service.creations = 4, creations
     columns = pb.TimerColumns(payload_sizes=[1], payloads=b"x", delay_ms=[5])
 
     async def check(*names: str) -> None:
@@ -102,17 +128,32 @@ async def test_no_topic_is_created_before_all_names_and_limits_are_checked() -> 
         request = pb.ScheduleRequest(timers=timers)
         await TimerService._check_new_topics(service, play.leader, request, names, "")
 
-    await check("a", "b", "ccc")
-    assert [*creations.check_topics.call_args.args[1]] == ["b", "ccc"]
-    with pytest.raises(InvalidRequestError, match="must be 1 to 3 of"):
-        await check("b", "dddd")
-    full = LimitReachedError("most.topics", 1, "client/a", 1)
+    await check("a", "b", "made", "ccc")
+    assert creations.check_topics.call_args.args[1] == ["b", "ccc"]
+    with pytest.raises(InvalidRequestError, match="must be 1 to 4 of"):
+        await check("b", "ddddd")
     desk = GroupDesk(Mock(), Mock(topic=AsyncMock()), GroupsConfig(), 100)
     desk._host.require_leader.return_value = play.leader  # type: ignore[attr-defined]
-    desk._timers.creations.check_group.side_effect = full  # type: ignore[attr-defined]
-    with pytest.raises(LimitReachedError):
+    desk._timers.creations = CreationLimits()
+    with pytest.raises(LimitReachedError, match="groups_max"):
         await desk.open("new", "g", 0, pb.GroupSettings())
     desk._timers.topic.assert_not_called()  # type: ignore[attr-defined]
+    desk._timers.topic.side_effect = KeyError  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):  # its topic exists, and the group may exist, too
+        await desk.open("a", "g", 0, pb.GroupSettings())
+
+
+@pytest.mark.parametrize("creates", [False, True])
+async def test_share_of_a_sender_is_checked_before_a_topic_is_created(
+    monkeypatch: pytest.MonkeyPatch, *, creates: bool
+) -> None:
+    monkeypatch.setattr(request_shares, "WHOLE", Use(10, 10))
+    host, service = served(creates=creates)
+    timers = pb.TimerColumns(topic="new", payload_sizes=[0] * 6, delay_ms=[5])
+    request = pb.ScheduleRequest(request_id="r", timers=[timers])
+    with pytest.raises(OverloadedError if creates else NotFoundError, match=r"the share of me|new"):
+        await (await service._schedule(request, "me"))
+    assert not host.leader._topics_in_flight
 
 
 @pytest.mark.parametrize("changed", [False, True])

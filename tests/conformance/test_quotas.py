@@ -161,17 +161,19 @@ def test_quota_holds_for_each_topic_of_a_namespace_and_over_a_change_of_leader(
 
 def test_refused_request_creates_no_topic(world: World, topic: str) -> None:
     client, new = world.client, f"{topic}/new"
-    limits: Any = {"pending_max": 2, "payload_bytes_max": 5, "delay_ms_max": 1000}
+    limits: Any = {"pending_max": 2, "ready_max": 1, "payload_bytes_max": 5, "delay_ms_max": 1000}
     client.alter_policies(limits, namespace=topic)
     beyond: Any = {"delay_ms_min": 100, "delay_ms_max": 10}
     refused: list[tuple[str, Callable[[], object]]] = [
         ("has 0 pending timers; 3 more", lambda: client.schedule_batch(new, [b""] * 3, delay=1)),
+        ("has 0 unacked messages; 2 more", lambda: client.schedule_batch(new, [b""] * 2, delay=0)),
         ("payload_bytes_max of the namespace", lambda: client.schedule(new, b"123456", delay=1)),
         ("delay_ms_max of the namespace", lambda: client.schedule(new, b"", delay=HOUR)),
         ("1024 bytes", lambda: client.schedule(new, b"", delay=1, key="x" * 1025)),
         ("key", lambda: client.schedule(new, b"", delay=1, on_conflict="keep")),
         ("of the namespace", lambda: client.create_series(new, "s", b"1" * 6, every=9)),
         ("at most delay_ms_max", lambda: client.alter_policies(beyond, topic=new)),
+        ("both set", lambda: client.alter_policies({"ttl_ms": 9}, unset=["ttl_ms"], topic=new)),
     ]
     for why, call in refused:
         with pytest.raises((InvalidRequest, QuotaReached), match=why):

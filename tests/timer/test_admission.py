@@ -395,10 +395,13 @@ def test_rules_of_a_topic_name_who_says_what() -> None:
         " (payload_bytes_max of the namespace)",
     )
     assert play.leader.admission.rules(play.topic_id).payload_limit[1].endswith("the node)")
+    play.say("own", play.b, payload_bytes_max=5)
+    assert play.leader.admission.rules(play.b.topic, "ns/b").payload_limit[0] == 5
     new = [play.leader.admission.rules(9, name) for name in ("ns/x", "ns/y", "x", "other/x")]
-    assert new[0].payload_limit[0] == 7
+    assert [each.payload_limit[0] == 7 for each in new] == [True, True, False, False]
     assert new == [new[0]] * 2 + [play.leader.admission.rules(0)] * 2, "some are shared"
     differs = [play.leader.admission.differs]
+    play.say("other", play.b, "payload_bytes_max")
     play.say("2", Scope("ns"), "payload_bytes_max")
     play.say("3", CLUSTER, payload_bytes_max=9)
     assert [*differs, play.leader.admission.differs] == [True, False]

@@ -5,10 +5,8 @@ from unittest import mock
 import pytest
 
 from tests.timer.leading import Play, delivered
-from tests.timer.machines import part_of
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
 from timer.leader.intake.count_limits import RARE_MS, CountLimits, check_group, check_topics
-from timer.leader.intake.quotas import NEW_TOPIC
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import LimitReachedError, QuotaReachedError
 from timer.model.units import ProducerId, TopicId
@@ -52,21 +50,20 @@ def test_topics_are_counted_in_all_and_by_namespace_those_on_their_way_too() -> 
     ("names", "why"),
     [
         (["ns/c", "b"], None),
-        (["ns/d", "b"], "topics_max: the cluster has 3: must be at most 4"),
+        ([*"bcde"], "topics_max: the cluster has 3: must be at most 6"),
         (["ns/c", "ns/d"], "namespace_topics_max: namespace 'ns' has 2: must be at most 2"),
+        (["x/a", "x/b", "x/c"], "namespace_topics_max: namespace 'x' has 0: must be at most 2"),
     ],
 )
 def test_new_topics_of_a_request_are_counted_together(names: list[str], why: str | None) -> None:
-    play = playing(topics_max=4, namespace_topics_max=2)
+    play = playing(topics_max=6, namespace_topics_max=2)
     play.make_topic("ns/b")
     play.leader.create_topic("ns/c", play.now, play.done("c"))
-    new = {TopicId(NEW_TOPIC - at): name for at, name in enumerate(names)}
-    part = part_of([(topic, play.now.clock_ms, b"") for topic in new])
     if why is None:
-        play.leader.check(part, play.now, new=new)
+        play.leader.check_new_topics(names)
         return
     with pytest.raises(LimitReachedError, match=why):
-        play.leader.check(part, play.now, new=new)
+        play.leader.check_new_topics(names)
 
 
 def test_names_on_their_way_are_not_looked_at_far_from_the_limits() -> None:

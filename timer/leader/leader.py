@@ -13,7 +13,7 @@ commit). The shell calls `step` after every batch of events and at `wake_at_ms`.
 itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -236,7 +236,7 @@ class Leader:
             OverloadedError: too much is waiting already, or too many request ids are remembered;
                 the request was not accepted.
             DiskFullError: it is new, and there is no room for it.
-            QuotaReachedError: it is new, and a topic would exceed a quota, or the topics a limit.
+            QuotaReachedError: it is new, and a topic would exceed a quota.
             NotReadyError, TopicDeletedError: it is new, and one of its topics is being deleted, or
                 was deleted.
             UnknownProducerError: the producer id was never issued, or has expired.
@@ -267,7 +267,7 @@ class Leader:
 
         Raises:
             DiskFullError: there is no room for it.
-            QuotaReachedError: a topic would exceed a quota, or the new topics a limit.
+            QuotaReachedError: a topic would exceed a quota.
             NotReadyError: one of its topics is being deleted.
             TopicDeletedError: one of its topics was deleted.
         """
@@ -276,8 +276,6 @@ class Leader:
             for topic in {*np.unique(part.topic).tolist()} - new.keys():
                 self.groups.check_topic(TopicId(topic))
         self.quotas.check(charges, new)
-        if names := [name for name in new.values() if name not in self._topics_in_flight]:
-            check_topics(self._config.limits, self.machine, names, self._topics_in_flight)
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
         """Return the id of a request that is accepted now."""
@@ -446,6 +444,15 @@ class Leader:
         """Return the topic of a name. None: no such topic, or its deletion is in flight."""
         known = self.machine.topic_by_name.get(name)
         return None if known is None or known.topic_id in self.groups.deleting else known
+
+    def check_new_topics(self, names: Iterable[str]) -> None:
+        """Check that topics, which do not exist, may be created, all together.
+
+        Raises:
+            LimitReachedError: the cluster or a namespace would have more than it may have.
+        """
+        new = [name for name in names if name not in self._topics_in_flight]
+        check_topics(self._config.limits, self.machine, new, self._topics_in_flight)
 
     def check_group_of_new_topic(self) -> None:
         """Check that a topic that does not exist yet may have a group.
