@@ -135,13 +135,13 @@ class SeriesDesk:
             return pb.CreateSeriesResponse(next_ms=await _in_portions(times))
         if request.alter and (caller := CALLER.get()) is not None:
             caller.require(Permission.CANCEL, AccessTarget(name))
-        found = leader.machine.topic_by_name.get(name)
+        found = leader.topic_or_none(name)
         known = leader.machine.series.find(found.topic_id, key) if found is not None else 0
         start_ms = leader.series.find(known).spec.start_ms if known else 0
         begun = self._with_start(replace(spec, start_ms=spec.start_ms or start_ms))
         if not known:  # all checks precede a new topic
-            topic_id = NEW_TOPIC if found is None else found.topic_id
-            leader.series.check_size(topic_id, key, begun, name)
+            if found is None:
+                leader.series.check_size(NEW_TOPIC, key, begun, name)
             self._check_calendar(begun)
         reserved = self._creations.reserve_series(leader, name, key)
         with reserved if found is None else nullcontext():

@@ -49,6 +49,7 @@ from timer.leader.intake.count_limits import CountLimits
 from timer.leader.intake.request_shares import Use
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import Part
+from timer.model.feature_level import LEVEL_OF_SERIES
 from timer.model.timer_errors import (
     InvalidRequestError,
     LimitReachedError,
@@ -154,6 +155,22 @@ async def test_share_of_a_sender_is_checked_before_a_topic_is_created(
     with pytest.raises(OverloadedError if creates else NotFoundError, match=r"the share of me|new"):
         await (await service._schedule(request, "me"))
     assert not host.leader._topics_in_flight
+
+
+async def test_series_that_is_refused_does_not_create_a_topic_in_deletion_anew() -> None:
+    host, service = served()
+    machine = host.leader.machine
+    machine.level = LEVEL_OF_SERIES
+    fields = pb.SeriesFields(every_ms=1_000, payload=b"12")
+    request = pb.CreateSeriesRequest(topic="t", key="k", fields=fields)
+    await service._series.create(request)
+    lower = ScopePolicy(payload_bytes_max=1)
+    host.leader.set_policy(CLUSTER, lower, (), host.now(), lambda _: None)
+    host.leader.delete_topic(machine.topic_by_name["t"].topic_id, host.now(), lambda _: None)
+    with pytest.raises(InvalidRequestError, match="payload_bytes_max of the cluster"):
+        await service._series.create(request)
+    host.step()
+    assert not machine.topic_by_name
 
 
 @pytest.mark.parametrize("changed", [False, True])
