@@ -34,7 +34,7 @@ from timer.leader.groups.lease_table import ConsumerStream, Lease, LeaseTable
 from timer.leader.groups.roster import Roster
 from timer.leader.groups.turns import LEASE_WORK, OFFSETS_A_UNIT, WORK_MAX
 from timer.model.columns import ROW, U64, Buffers
-from timer.model.units import Epoch, UnixMs
+from timer.model.units import Epoch, QueueOffset, UnixMs
 
 KEYS = b"abc"
 
@@ -441,13 +441,74 @@ def test_looks_share_a_window_until_a_message_returns(monkeypatch: pytest.Monkey
         play.ack_lease()
     work = play.leases._order._window.size // OFFSETS_A_UNIT  # type: ignore[attr-defined]
     assert work > 1
-    assert len(windows) <= 1 + count // (1 + work), "a window serves one look for each unit of work"
+    assert len(windows) == -(-count // (1 + work)), "it serves a further look for each work unit"
     consumer.credit = 2
     returned = play.deliver()
     play.nack(1, 1, delay_ms=0)
     play.apply()
     consumer.credit = 1
     assert play.deliver() == returned[:1]
+
+
+@pytest.fixture
+def small_windows_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_order, "OFFSETS_A_UNIT", 1)
+
+
+@pytest.mark.usefixtures("small_windows_are_shared")
+def test_message_that_was_not_sent_is_delivered_before_those_behind_it() -> None:
+    play = ordered(3, keys=b"aaa")
+    assert play.deliver(1) == [0]
+    play.consumers[0].withdraw = lambda lease_id: [lease_id]
+    play.wait(LEASE_MS)
+    play.in_flight.clear()
+    play.delivered.clear()
+    assert play.deliver() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("small_windows_are_shared")
+def test_message_that_new_settings_make_a_dead_letter_is_not_delivered_again() -> None:
+    play = ordered(2, keys=b"ab")
+    assert play.deliver() == [0, 1]
+    play.nack(1, 0b11, delay_ms=0)
+    play.apply()
+    assert play.deliver(1) == [0]
+    play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=KEY_SHARED, max_attempts=1)
+    play.leases.on_settings_changed()
+    assert play.deliver() == []
+    assert play.leases.take_dead(play.queue).tolist() == [1]
+
+
+@pytest.mark.usefixtures("small_windows_are_shared")
+def test_after_a_handover_nothing_is_delivered_until_it_is_reserved() -> None:
+    play = ordered(2, keys=b"ab")
+    assert play.deliver(1) == [0]
+    play.log += play.leases.hand_over()
+    play.apply()
+    assert play.deliver() == []
+    play.apply()
+    assert play.deliver() == [1]
+
+
+@pytest.mark.usefixtures("small_windows_are_shared")
+def test_message_acked_under_a_lease_of_an_earlier_leader_is_not_delivered() -> None:
+    play = ordered(2, keys=b"ab")
+    assert play.deliver() == [0, 1]
+    play.next_epoch()
+    play.join(credit=10)
+    play.apply()
+    assert play.deliver(1) == [0]
+    assert play.ack_lease([1], back=2) == [ACCEPT]
+    assert play.deliver() == []
+
+
+@pytest.mark.usefixtures("small_windows_are_shared")
+def test_message_that_expired_is_not_delivered() -> None:
+    play = ordered(3, keys=b"abc")
+    assert play.deliver(1) == [0]
+    play.group.expire_below(QueueOffset(2), np.zeros(2, np.bool_))
+    play.leases.on_expired_below()
+    assert play.deliver() == [2]
 
 
 def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
