@@ -120,7 +120,8 @@ def stable_order(values: I64) -> npt.NDArray[np.intp]:
 def sort_pairs(due: I64, key: I64, *, in_runs: bool = False) -> tuple[I64, I64]:
     """Return the pairs sorted by (due, key). Keys are 0 or more.
 
-    `in_runs`: the pairs are a few sorted runs. Half a million then take a fifth of the time.
+    `in_runs`: the pairs are a few sorted runs. Runs that hardly overlap then take a fifth of the
+    time; eight that overlap fully, a fifth less.
 
     May sort in place: the caller gives up both arrays, whose content is undefined afterwards.
     """
