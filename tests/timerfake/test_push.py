@@ -527,6 +527,9 @@ async def test_files_of_secrets_and_headers_are_read_again(
     tokens = [each.headers["authorization"] for each in receiver.posted]
     assert tokens == ["Bearer one", "Bearer two", "Bearer two"]
     assert (first.headers["x-from"], first.headers["content-type"]) == ("timers", "text/plain")
+    write(headers, "x-from: elsewhere\n")
+    with pytest.raises(InvalidRequest, match="header = 'x-from': must be given once"):
+        HttpTarget(receiver.url, headers=extra, **files)
 
 
 @pytest.mark.parametrize(

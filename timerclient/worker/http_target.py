@@ -19,6 +19,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, timedelta
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -74,8 +75,8 @@ class HttpTarget:
         url: http:// or https://, without user and password.
         timeout: Of one request, a timedelta or seconds. A third of it is for the connection.
         headers: Sent with each request, such as Authorization.
-        header_file: File of further headers, a line `Name: value` for each. It is read again when
-            it changes.
+        header_file: File of further headers, a line `Name: value` for each; none of those in
+            `headers`. It is read again when it changes.
         secrets: Keys of the signature, as `whsec_` and base64. Several during a rotation.
         secret_file: File of further ones, a line for each. It is read again when it changes.
         ca: PEM file of the authorities that sign the target's certificate. None: the system's.
@@ -108,7 +109,8 @@ class HttpTarget:
         self.timeout_s = rows.span_ms("timeout", timeout, TIMEOUT_MS_MAX, 100) / 1000
         named = enumerate((f"{name}: {value}" for name, value in (headers or {}).items()), 1)
         self._headers = read_headers(named)
-        self._header_file = _file("header_file", header_file, read_header_file)
+        read = partial(read_header_file, given=self._headers)
+        self._header_file = _file("header_file", header_file, read)
         self._secrets = read_secrets(enumerate(secrets, 1)) if secrets else []
         self._secret_file = _file("secret_file", secret_file, lambda t: read_secrets(lines_of(t)))
         self._tls = _tls_of(url, ca)

@@ -127,24 +127,29 @@ def read_secrets(lines: Iterable[tuple[int, str]]) -> list[bytes]:
     return found
 
 
-def read_header_file(text: str) -> dict[str, str]:
-    """Return the headers of a file's lines. No error has a value.
+def read_header_file(text: str, given: Iterable[str] = ()) -> dict[str, str]:
+    """Return the headers of a file's lines. No error has a value. `given`: as `read_headers`.
 
     Raises:
         InvalidRequest: See `read_headers`; or there is no header, as in a file that was emptied.
     """
-    if not (found := read_headers(lines_of(text))):
+    if not (found := read_headers(lines_of(text), given)):
         raise InvalidRequest.of("headers", None, "there is none: give lines NAME: VALUE")
     return found
 
 
-def read_headers(lines: Iterable[tuple[int, str]]) -> dict[str, str]:
+def read_headers(
+    lines: Iterable[tuple[int, str]], given: Iterable[str] = ()
+) -> dict[str, str]:
     """Return the headers of lines `Name: value`. No error has a value.
 
+    `given`: names of headers that are sent with them.
+
     Raises:
-        InvalidRequest: A line is no header, or its name is reserved or that of an earlier line.
+        InvalidRequest: A line is no header, or its name is reserved, in `given`, or that of an
+            earlier line.
     """
-    found, names = {}, set[str]()
+    found, names = {}, {each.lower() for each in given}
     for number, line in lines:
         name, colon, value = (part.strip() for part in line.partition(":"))
         if not (colon and _NAME.fullmatch(name) and _VALUE.fullmatch(value)):
