@@ -100,7 +100,7 @@ def after_signal(call: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (TimerApp, "url"),
+        (AppConnection, "url"),
         (aio, "check_not_forked"),
         (background, "check_threads"),
         (asyncio, "new_event_loop"),
@@ -127,7 +127,7 @@ def test_signal_handler_gets_the_client_that_its_thread_looks_for(
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(TimerApp, "url"), (Nodes, "abandon"), (aio, "check_not_forked")]
+    ("owner", "name"), [(AppConnection, "url"), (Nodes, "abandon"), (aio, "check_not_forked")]
 )
 def test_signal_handler_gets_the_client_of_the_running_loop(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -147,25 +147,27 @@ def test_signal_handler_gets_the_client_of_the_running_loop(
     with at_signal(lambda: found.append(app.client)), contextlib.closing(loop):
         loop.run_until_complete(look())
     assert found[2] is found[3]
-    assert [*app._clients] == [loop]
+    assert [*app.connection.clients] == [loop]
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["thread", "loop"])
-def test_client_that_a_thread_makes_during_a_connect_is_not_kept(
+def test_client_that_a_thread_makes_during_a_connect_is_of_the_former_cluster(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look() -> object:
         return app.client if kind == "loop" else app.thread_client
 
-    app = TimerApp("timers://127.0.0.1:1")
+    app, former = TimerApp("timers://127.0.0.1:1"), list[AppConnection]()
     monkeypatch.setattr(aio, "check_not_forked", after_signal(vars(aio)["check_not_forked"]))
     with (
-        at_signal(lambda: app.connect(AppConnection("timers://127.0.0.1:2", {}))),
+        at_signal(lambda: former.append(app.connect(AppConnection("timers://127.0.0.1:2", {})))),
         contextlib.closing(asyncio.new_event_loop()) as loop,
     ):
-        shown = [repr(loop.run_until_complete(look())) for _ in range(2)]
-    assert [each[-12:-1] for each in shown] == ["127.0.0.1:1", "127.0.0.1:2"]
+        found = [loop.run_until_complete(look()) for _ in range(2)]
+        app.connect(former[0])
+        assert loop.run_until_complete(look()) is found[0]
+    assert [repr(each)[-12:-1] for each in found] == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
 @pytest.mark.timeout(20)
@@ -178,7 +180,7 @@ def test_call_of_a_signal_handler_ends_though_its_thread_looks_for_the_client_of
         client.schedule("orders", b"p", delay=60)
 
     app, seen = TimerApp("timers://127.0.0.1:1"), list[TimerClient]()
-    monkeypatch.setattr(TimerApp, "url", after_signal(TimerApp.url))
+    monkeypatch.setattr(AppConnection, "url", after_signal(AppConnection.url))
     with connect(threaded) as client, at_signal(schedule):
         assert app.thread_client is app.thread_client
     assert seen == [app.thread_client]

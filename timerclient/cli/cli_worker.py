@@ -218,9 +218,11 @@ def _connect(app: "TimerApp", args: argparse.Namespace) -> None:
     """Let the app use the cluster of the command line, if that names one or the app does not."""
     names_one = any(vars(args)[each] is not None for each in SETTINGS) or args.context is not None
     if names_one or not app.url():
+        from timerclient.worker.timer_app import AppConnection
+
         apply_context(args)
         options = {**app.connection.options, "credentials": tls_of(args), "token": token_of(args)}
-        app.connect(app.connection._replace(cluster=args.endpoints, options=options))
+        app.connect(AppConnection(args.endpoints, options))
 
 
 def select_handlers(

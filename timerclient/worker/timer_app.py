@@ -19,10 +19,10 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import iscoroutinefunction
-from typing import Any, Final, Generic, NamedTuple, Never, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Final, Generic, Never, ParamSpec, TypeVar, Unpack, cast
 
 from timerclient.client.aio import AsyncTimerClient, ClientOptions
 from timerclient.client.group_calls import Start
@@ -99,11 +99,23 @@ OnHandlerError = Callable[[TimerContext, BaseException], object]
 """Called on the worker's event loop; it must not block."""
 
 
-class AppConnection(NamedTuple):
-    """The cluster of an app: URL or addresses, and the options of the clients."""
+@dataclass(frozen=True, eq=False, slots=True)
+class AppConnection:
+    """The cluster of an app: URL or addresses, the options of the clients, and the clients.
+
+    No lock is held while a client is made: a signal handler may meanwhile wait for the clients'
+    own thread, and that thread for the lock. The first client that is noted counts.
+    """
 
     cluster: str | None
     options: Mapping[str, Any]
+    clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = field(default_factory=dict)
+    thread_clients: dict[int, TimerClient] = field(default_factory=dict)
+    """Process id -> the client of its threads."""
+
+    def url(self) -> str | None:
+        """Return the URL of the cluster. None: neither the app nor $TIMERS_URL has one."""
+        return self.cluster or os.environ.get(VARIABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,13 +366,6 @@ class TimerApp:
         self.on_error = on_error
         self.send_errors = send_errors
         self.handlers: list[TimerHandler[..., Any]] = []
-        self._clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = {}
-        self._thread_clients: dict[int, TimerClient] = {}
-        """Process id -> the client of its threads.
-
-        No lock is held while a client is made: a signal handler may meanwhile wait for the clients'
-        own thread, and that thread for the lock. The first client that is noted counts.
-        """
 
     def __repr__(self) -> str:
         return f"TimerApp({self.url()!r}, handlers={[each.name for each in self.handlers]})"
@@ -481,15 +486,14 @@ class TimerApp:
 
     def url(self) -> str | None:
         """Return the URL of the cluster. None: neither the app nor $TIMERS_URL has one."""
-        return self.connection.cluster or os.environ.get(VARIABLE)
+        return self.connection.url()
 
     def connect(self, to: AppConnection) -> AppConnection:
-        """Use another cluster for the clients that are made from now on; return the former one.
+        """Use another cluster and its clients; return the former one, which keeps its clients.
 
         `timerctl worker --endpoints` and the fixtures of `timerfake` do so.
         """
         former, self.connection = self.connection, to
-        self._clients, self._thread_clients = {}, {}  # new ones: a thread may note a former client
         return former
 
     @property
@@ -505,16 +509,17 @@ class TimerApp:
         except RuntimeError:
             msg = "app.client is for code on an event loop; in other threads use app.thread_client"
             raise RuntimeError(msg) from None
-        clients = self._clients
-        if (found := clients.get(loop)) is None:
+        connection = self.connection
+        if (found := connection.clients.get(loop)) is None:
             self._abandon_ended_clients()
-            made = AsyncTimerClient(self.url() or None, **self.connection.options)
-            found = clients.setdefault(loop, made)
+            made = AsyncTimerClient(connection.url() or None, **connection.options)
+            found = connection.clients.setdefault(loop, made)
         return found
 
     def _abandon_ended_clients(self) -> None:
         """Forget the clients of event loops that have ended, and close their connections."""
-        for loop, client in list(self._clients.items()):  # others may do so meanwhile
+        clients = self.connection.clients
+        for loop, client in list(clients.items()):  # others may do so meanwhile
             if not loop.is_closed():
                 continue
             with contextlib.suppress(Closed):
@@ -522,25 +527,25 @@ class TimerApp:
                 if nodes.pid != os.getpid():  # the parent's: see check_not_forked
                     continue
                 nodes.abandon()
-            self._clients.pop(loop, None)
+            clients.pop(loop, None)
 
     @property
     def thread_client(self) -> TimerClient:
         """The client of all threads of this process; as `client`."""
-        pid, clients = os.getpid(), self._thread_clients
-        if (found := clients.get(pid)) is None:
-            made = TimerClient(self.url() or None, **self.connection.options)
-            found = clients.setdefault(pid, made)
+        pid, connection = os.getpid(), self.connection
+        if (found := connection.thread_clients.get(pid)) is None:
+            made = TimerClient(connection.url() or None, **connection.options)
+            found = connection.thread_clients.setdefault(pid, made)
         return found
 
     async def close(self) -> None:
         """Close the client of the running event loop."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
+        client = self.connection.clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
     def close_sync(self, timeout: Seconds | None = None) -> None:
         """Close the client of this process's threads, as `TimerClient.close`."""
-        client = self._thread_clients.pop(os.getpid(), None)
+        client = self.connection.thread_clients.pop(os.getpid(), None)
         if client is not None:
             client.close(timeout)
