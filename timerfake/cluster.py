@@ -31,7 +31,7 @@ from timerclient.threads.background import Background
 from timerclient.values.errors import InvalidRequest
 from timerfake.fake_log import FakeClock
 from timerfake.fake_node import ADDRESS, FakeNode
-from timerfake.loopback import CLOSED, Channel, Server
+from timerfake.loopback import CLOSED, OTHER_LOOP, Channel, Server
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without an event, after which no further event will come. In all tests
@@ -121,7 +121,7 @@ class AsyncFakeCluster:
             InvalidRequest: `by` is negative, or the time would exceed the limit of a timer's id.
         """
         by_ms = span_ms("by", by, DUE_MS_MAX - self.now_ms)
-        self._running_node()
+        self._own_node()
         async with self._advance_lock:
             end_ms = self._clock.mono_ms() + by_ms
             await self.settle()
@@ -130,7 +130,7 @@ class AsyncFakeCluster:
             await self._advance_to(end_ms)
 
     async def _advance_to(self, end_ms: int) -> None:
-        node, clock = self._running_node(), self._clock
+        node, clock = self._own_node(), self._clock
         if clock.mono_ms() > end_ms:
             return
         while (now_ms := clock.mono_ms()) < end_ms:
@@ -153,7 +153,7 @@ class AsyncFakeCluster:
 
     async def _wait_until_quiet(self, most: float = math.inf) -> None:
         """Wait as `settle`, without the work of applications, for `most` turns of the loop."""
-        node, quiet, turns = self._running_node(), 0, 0
+        node, quiet, turns = self._own_node(), 0, 0
         while quiet < QUIET_TURNS and turns < most:
             before, turns = node.steps, turns + 1
             await asyncio.sleep(0)
@@ -167,7 +167,7 @@ class AsyncFakeCluster:
 
         The clients need some real milliseconds to reconnect.
         """
-        self._running_node().fail_over()
+        self._own_node().fail_over()
         await self.settle()
 
     async def disconnect(self) -> None:
@@ -175,11 +175,11 @@ class AsyncFakeCluster:
 
         Clients find the cluster unreachable. `advance` may be called in the meantime.
         """
-        self._running_node().server.disconnect()
+        self._own_node().server.disconnect()
 
     async def reconnect(self) -> None:
         """Accept connections again. Clients reconnect within some real milliseconds."""
-        self._running_node().server.reconnect()
+        self._own_node().server.reconnect()
 
     # ---- life
 
@@ -193,10 +193,10 @@ class AsyncFakeCluster:
     async def close(self) -> None:
         """Stop the cluster. Close its clients first."""
         if self._node is not None and not self._closed:
-            self._closed = True
-            await self._node.stop()
-            self._node.server.check()
-            self._node.server.close()
+            node, self._closed = self._own_node(), True
+            await node.stop()
+            node.server.check()
+            node.server.close()
 
     async def __aenter__(self) -> Self:
         """Start the cluster and return it."""
@@ -218,6 +218,12 @@ class AsyncFakeCluster:
         if self._node is None:
             raise RuntimeError("enter the cluster first: `async with AsyncFakeCluster()`")
         return self._node
+
+    def _own_node(self) -> FakeNode:
+        node = self._running_node()
+        if not node.server.is_own_loop:
+            raise RuntimeError(OTHER_LOOP)
+        return node
 
 
 class ThreadCluster:

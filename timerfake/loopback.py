@@ -14,6 +14,7 @@ so of other threads, wait for it (`Server.on_own_loop`).
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -27,6 +28,10 @@ UNREAD_MAX: Final = 64
 """Messages of one stream and direction; beyond it the writer waits."""
 
 CLOSED: Final = "the fake cluster is closed"
+OTHER_LOOP: Final = (
+    "the fake cluster belongs to another event loop: asyncio.run makes a new one each time, and so "
+    "does pytest for each test. Enter a cluster on each, or use FakeCluster"
+)
 BLOCKED_S: Final = 10.0
 """Seconds for which calls of other event loops wait until that of the server takes one."""
 BLOCKED: Final = (
@@ -107,6 +112,7 @@ class Server:
         self.event_count = 0
         """Count of messages sent and received, and of calls begun and ended."""
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._handlers: dict[str, Any] = {}
         self.streams: set[Stream] = set()
         """The open streams."""
@@ -159,12 +165,19 @@ class Server:
         """Count the start of a call.
 
         Raises:
-            RuntimeError: After a bug, or after `close`.
+            RuntimeError: After a bug or `close`, or the event loop has ended or can't run.
         """
         self.check()
-        if self._closed or self._loop.is_closed():
+        if self._closed:
             raise RuntimeError(CLOSED)
+        self._check_loop()
         self.event_count += 1
+
+    def _check_loop(self) -> None:
+        if self.is_own_loop:
+            return
+        if self._loop.is_closed() or self._thread_id == threading.get_ident():
+            raise RuntimeError(OTHER_LOOP)
 
     @property
     def is_own_loop(self) -> bool:
@@ -181,12 +194,12 @@ class Server:
         """Return the result of a coroutine that runs on the event loop of this server.
 
         Raises:
-            RuntimeError: That event loop is closed, or has been blocked for BLOCKED_S.
+            RuntimeError: That event loop is closed, has been blocked for BLOCKED_S, or can't run,
+                as the caller's runs in its thread.
         """
         if self.is_own_loop:
             return await work()
-        if self._loop.is_closed():
-            raise RuntimeError(CLOSED)
+        self._check_loop()
         self._far_since_s = since_s = self._far_since_s or time.monotonic()
         self._loop.call_soon_threadsafe(self._on_turn)  # also if this call is cancelled
         try:

@@ -358,13 +358,19 @@ async def test_call_of_a_thread_for_which_the_event_loop_of_the_cluster_waits_is
             assert await asyncio.to_thread(client.topics) == []
 
 
-def test_cluster_whose_event_loop_has_ended_is_closed() -> None:
+def test_cluster_of_another_event_loop_or_of_one_that_has_ended_is_refused() -> None:
     cluster = AsyncFakeCluster()
-    asyncio.run(cluster.start())
+    with asyncio.Runner() as runner:
+        runner.run(cluster.start())
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            asyncio.run(cluster.client().topics())
+    for work in (cluster.advance(1), cluster.settle(), cluster.fail_over(), cluster.close()):
+        with pytest.raises(RuntimeError, match="belongs to another event loop: asyncio.run makes"):
+            asyncio.run(work)
     with TimerClient(cluster.address, dial=cluster.dial) as client:
-        with pytest.raises(RuntimeError, match="the fake cluster is closed"):
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
             client.topics()
-        with pytest.raises(RuntimeError, match="the fake cluster is closed"):
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
             client.schedule_batch("t", [b"p"])
 
 
