@@ -225,9 +225,10 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
     for same in ("t", "default/t"):
         with pytest.raises(InvalidRequest, match=rf"'g': handler .*fine already .*topic '{same}'"):
             app.timer(same, group="g")(fine)
-    for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
-        with pytest.raises(InvalidRequest):
-            app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]
+    numbers = [("concurrency", 0), ("lease", 0), ("hold_max", -1)]
+    for name, wrong in [*numbers, ("group", ""), ("start", "now"), ("retry", 30)]:
+        with pytest.raises(InvalidRequest, match=f"^{name} = "):
+            app.timer("t", **{"group": "h", name: wrong})  # type: ignore[arg-type]
     for topic, group in (("bad topic", "g"), ("t/", "g"), ("t", "a/b")):
         with pytest.raises(InvalidRequest, match="must be 1 to 255 of A-Z a-z 0-9"):
             app.timer(topic, group=group)

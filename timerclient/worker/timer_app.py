@@ -25,6 +25,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, Generic, Never, ParamSpec, TypeVar, Unpack, cast
 
 from timerclient.client.aio import AsyncTimerClient, ClientOptions
+from timerclient.client.consumers import make_opening
 from timerclient.client.group_calls import Start
 from timerclient.client.timer_calls import Seconds
 from timerclient.client.timer_client import TimerClient
@@ -139,6 +140,11 @@ class HandlerOptions:
         rows.name("topic", self.topic, rows.TOPIC_NAME)
         rows.name("group", self.group, rows.GROUP_NAME)
         rows.whole_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        make_opening(self.topic, self.group, self.lease, self.start, "")  # it checks these
+        if self.hold_max is not None:
+            rows.span_ms("hold_max", self.hold_max)
+        if not isinstance(self.retry, Backoff | None):
+            raise InvalidRequest.of("retry", self.retry, "must be a Backoff or None")
 
 
 @dataclass(frozen=True, slots=True)
