@@ -17,6 +17,7 @@ function.
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class AppConnection:
     clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = field(default_factory=dict)
     thread_clients: dict[int, TimerClient] = field(default_factory=dict)
     """Process id -> the client of its threads."""
+    workers: Counter[asyncio.AbstractEventLoop] = field(default_factory=Counter)
+    """Workers that run on an event loop. The last one closes the client of the loop."""
 
     def url(self) -> str | None:
         """Return the URL of the cluster. None: neither the app nor $TIMERS_URL has one."""

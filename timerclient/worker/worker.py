@@ -123,12 +123,26 @@ class Worker:
     async def run(self) -> None:
         """Run handlers until `stop`, or until a handler's consumer is rejected.
 
+        The app's last worker on an event loop closes the app's client of that loop.
+
         Raises:
             TimerError: A consumer was rejected, such as by the rules of access.
         """
+        loop, workers = asyncio.get_running_loop(), self.app.connection.workers
+        workers[loop] += 1
+        beating = loop.create_task(self._beat())
+        try:
+            await self._run_until_stopped()
+        finally:  # also if the drain is cancelled
+            beating.cancel()
+            workers[loop] -= 1
+            if not workers[loop]:
+                del workers[loop]
+                await _close_all(self.close_s(1), self.app.close())
+
+    async def _run_until_stopped(self) -> None:
         fetching = [asyncio.create_task(each.fetch()) for each in self.runners]
         stopped = asyncio.create_task(self._wait_until_stopped())
-        beating = asyncio.create_task(self._beat())
         try:
             await asyncio.wait([*fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -137,7 +151,6 @@ class Worker:
                 task.cancel()
             ended = await asyncio.gather(*fetching, stopped, return_exceptions=True)
             await self._drain()
-            beating.cancel()
         for error in ended:
             if isinstance(error, Exception):
                 raise error
@@ -171,7 +184,6 @@ class Worker:
         await _close_all(self.close_s(2), *(each.close() for each in self.runners))
         for each in self.runners:
             await each.handler.close()
-        await _close_all(self.close_s(1), self.app.close())
         if self._own_threads is not None:
             self._own_threads.shutdown(wait=False, cancel_futures=True)
 
