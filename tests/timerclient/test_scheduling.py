@@ -484,6 +484,22 @@ async def test_client_that_closes_waits_for_nobody_who_was_cancelled(
         await closing
 
 
+async def test_client_whose_close_is_cancelled_before_it_begins_is_closed(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    consumer = client.consumer("orders", "g")
+    await cluster.seed("orders", [b"m"])
+    await asyncio.gather(*(client.schedule("orders", b"p") for _ in range(8)))
+    await consumer.receive(timeout=60)
+    closing = asyncio.create_task(client.close())
+    asyncio.get_running_loop().call_soon(closing.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert consumer.closed
+    tasks = [repr(each.get_coro()) for each in asyncio.all_tasks()]
+    assert [each for each in tasks if "Subscription" in each or "Producer" in each] == []
+
+
 @pytest.mark.parametrize("within", [0, -1.0, float("nan"), "soon", True])
 async def test_close_refuses_what_is_no_timeout_and_closes_nothing(
     cluster: Cluster, client: AsyncTimerClient, within: Any

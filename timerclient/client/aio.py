@@ -27,6 +27,7 @@ import grpc
 
 from timerclient.client.consumers import (
     CLOSE_AFTER_ERROR_S,
+    CLOSE_CANCELLED_S,
     WINDOW,
     AsyncConsumer,
     hold_max_s,
@@ -629,13 +630,16 @@ class AsyncTimerClient(SeriesCalls):
             OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.
         """
         self._closed = True
-        closing = [close(within_s) for close in consumers]
+        closes = [*consumers]
         if self._producer is not None:
-            closing.append(self._producer.close(within_s))
+            closes.append(self._producer.close)
         elif self._nodes is not None:
-            closing.append(self._first_calls.close(within_s))
+            closes.append(self._first_calls.close)
         try:
-            outcomes = await asyncio.gather(*closing, return_exceptions=True)
+            outcomes = await asyncio.gather(*(f(within_s) for f in closes), return_exceptions=True)
+        except asyncio.CancelledError:  # maybe before the closes have begun
+            await asyncio.gather(*(f(CLOSE_CANCELLED_S) for f in closes), return_exceptions=True)
+            raise
         finally:
             if self._nodes is not None:
                 await self._nodes.close()

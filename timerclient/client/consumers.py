@@ -37,6 +37,8 @@ WINDOW_MAX = 1_000_000
 """Highest `window` of a consumer; the leader's limit."""
 CLOSE_AFTER_ERROR_S = 2.0
 """Seconds for the end of a `with` block that an error ends."""
+CLOSE_CANCELLED_S = 0.1
+"""Seconds for the end of a close that is cancelled."""
 
 
 def make_opening(
