@@ -83,6 +83,17 @@ def test_worker_that_can_not_start_says_why(
     assert "worker started" not in caplog.text
 
 
+def test_worker_in_a_deleted_directory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ctl: Ctl
+) -> None:
+    deleted = tmp_path / "deleted"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    text = "timerctl: the working directory: No such file or directory"
+    assert ctl("worker", "shop_app:app") == (USAGE, "", f"{text}\n")
+
+
 def test_help_names_the_variables_that_count_beside_a_url(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -202,7 +213,7 @@ def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
 async def test_closes_have_the_rest_of_the_stop_and_half_a_second_at_least(
     stops: int, drained_s: int, closes_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, now_s, given_s = TimerApp(), 100.0, list[float]()
+    app, now_s, given_s = TimerApp("timers://127.0.0.1:1"), 100.0, list[float]()
     app.timer("orders", group="billing")(lambda: None)
     worker = Worker(app, drain=10)
 
@@ -220,7 +231,7 @@ async def test_closes_have_the_rest_of_the_stop_and_half_a_second_at_least(
     for _ in range(stops):
         worker.stop()
     now_s = 100.0
-    await worker._drain()
+    await worker.run()
     assert given_s == closes_s
 
 

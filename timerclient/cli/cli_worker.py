@@ -259,13 +259,18 @@ def load_app(place: str) -> "TimerApp":
     """Return the app at MODULE:NAME.
 
     Raises:
-        UsageError: There is no such module or name, it can't be imported, or it is no TimerApp.
+        UsageError: There is no such module or name, it can't be imported, or it is no TimerApp; or
+            the working directory was deleted.
     """
     module, colon, name = place.partition(":")
     if not (module and colon and name):
         raise UsageError(f"{place!r}: must be MODULE:NAME, such as myapp:app")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    try:
+        directory = os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the working directory: {error.strerror}") from error
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
     found: Any = _import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
