@@ -138,9 +138,7 @@ def read_header_file(text: str, given: Iterable[str] = ()) -> dict[str, str]:
     return found
 
 
-def read_headers(
-    lines: Iterable[tuple[int, str]], given: Iterable[str] = ()
-) -> dict[str, str]:
+def read_headers(lines: Iterable[tuple[int, str]], given: Iterable[str] = ()) -> dict[str, str]:
     """Return the headers of lines `Name: value`. No error has a value.
 
     `given`: names of headers that are sent with them.
