@@ -135,8 +135,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             while (response := await stream.next()) is not None:
                 if stream.takes_rows and response.HasField("deliveries"):
                     response = pb.ConsumeResponse(deliveries=await rows_beside(response.deliveries))
-                yield response
-                del response
+                box = [response]
+                del response  # while it is written; see _boxed
+                yield box.pop()
         finally:
             self._streams.discard(stream)
             reader.cancel()
@@ -619,10 +620,10 @@ class _Stream:
 
     def _resume(self) -> None:
         """Let the consumer have messages again, if it reads and has room for them."""
-        consumer, left = self._consumer, self._outbox_bytes - self._writing
+        consumer = self._consumer
         if consumer is None or not consumer.paused or consumer.bytes_left < self._window // 2:
             return
-        if left <= self._outboxes.most(self._caller) // 2:
+        if self._outbox_bytes <= self._outboxes.most(self._caller) // 2:
             self._limit(consumer)
             consumer.paused = False
             self._leader.groups.credit(self._group, consumer, 0)

@@ -333,7 +333,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def guard_handler(self, method: str, serve: Any) -> Any:
         """Return the handler `serve` behind the gate. `method`: its path."""
 
-        # No frame here holds a request while it awaits: an error refers to the frames it passed.
+        # No frame here holds a request while it awaits, nor a context once it fails: an error refers
+        # to the frames it passed, and the context to gRPC's abort error.
         async def answer(request: Any, context: _Context) -> Any:
             rpc = None
             try:
@@ -342,9 +343,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
                     request = None
                     return await work
             except EngineError as error:
-                denied = _without_traceback(error)
-            request = None
-            return await _refuse(method, rpc, denied, context)
+                refusing = _refuse(method, rpc, _without_traceback(error), context)
+            finally:
+                del request, context, rpc
+            return await refusing
 
         async def stream(request: Any, context: _Context) -> Any:
             rpc = None
@@ -360,11 +362,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         async for response in responses:
                             await context.write(response)
             except EngineError as error:
-                denied = _without_traceback(error)
+                refusing = _refuse(method, rpc, _without_traceback(error), context)
             else:
                 return
-            request = None
-            await _refuse(method, rpc, denied, context)
+            finally:
+                del request, context, rpc
+            await refusing
 
         return stream if inspect.isasyncgenfunction(serve) else answer
 
@@ -473,4 +476,4 @@ async def _refuse(
         aborted.__traceback__ = aborted.__context__ = None
         raise
     finally:
-        del context
+        del context, rpc

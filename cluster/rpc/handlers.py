@@ -229,12 +229,13 @@ def stream_handler(
                 with present if answers is None else nullcontext():
                     async with aclosing(own) as responses:
                         async for response in responses:
-                            if answers is None:
-                                yield response
-                            else:
-                                with service.hooks.while_unread(len(response), context):
-                                    yield response
-                            del response
+                            unread: AbstractContextManager[None] = nullcontext()
+                            if answers is not None:
+                                unread = service.hooks.while_unread(len(response), context)
+                            box = [response]
+                            del response  # while it is written; see _boxed
+                            with unread:
+                                yield box.pop()
             except EngineError as error:
                 why = error
             else:
@@ -358,7 +359,8 @@ class Registrar:
 def _boxed(handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
     """Return a handler whose answers are in lists, which are empty when the answer is encoded.
 
-    gRPC keeps each answer of a stream until the next one: for an idle consumer a megabyte.
+    gRPC keeps each answer of a stream until the next one: for an idle consumer a megabyte. The
+    frames of a handler would keep it until gRPC has written it: for one that does not read, forever.
     """
 
     async def answer(request: Any, context: Context) -> AsyncIterator[list[Any]]:

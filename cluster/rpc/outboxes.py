@@ -23,7 +23,7 @@ OUTBOX_BYTES_MAX: Final = 8 << 20
 """Of one stream, at most."""
 MEMORY_PART: Final = 8
 """All streams together hold at most this part of the process's memory limit: an eighth. Unread
-bytes take up to three times as much."""
+bytes take up to twice as much."""
 ANSWER_BYTES: Final = 4 << 10
 """A smaller answer is not counted."""
 STEP_DELIVERIES: Final = WORK_MAX // LEASE_WORK
@@ -35,7 +35,7 @@ class Outboxes:
     """Bytes that wait to be read, in all, by caller and by remote address."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: of all streams together; each may exceed it by two small deliveries."""
+        """`bytes_max`: of all streams together; each may exceed it by a small delivery."""
         self._bytes_max = bytes_max
         self._shares = Shares(bytes_max)
         self.unread: Counter[str] = Counter()

@@ -19,6 +19,7 @@ from cluster.api.owners import CreationLimits
 from cluster.api.policy_admin import policy_of
 from cluster.api.timer_service import TOPICS_AT_ONCE, TimerService
 from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
+from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.caller_usages import _amounts
 from cluster.rpc.connections import REQUEST_BYTES, Connections
 from cluster.rpc.fair_queue import weight_of
@@ -317,8 +318,22 @@ def _contexts() -> list[object]:
     return [each for each in gc.get_objects() if type(each).__name__ == "_ServicerContext"]
 
 
+def _guard(refusal: str) -> CallGuard:
+    """Return a guard of calls of another node, which has no caller. No mock: it keeps arguments."""
+
+    def admit(*_: object) -> None:
+        if refusal == "by the gate":
+            Refusing()._check(object())
+
+    gate: Any = SimpleNamespace(admit=admit, claimed_identity=lambda _: "")
+    access: Any = SimpleNamespace(on_change=[])
+    audit: Any = SimpleNamespace(record_denial=lambda *_: None)
+    return CallGuard(gate, access, audit)
+
+
+@pytest.mark.parametrize("refusal", ["no guard", "behind the guard", "by the gate"])
 @pytest.mark.parametrize("method", ["Receive", "Consume"])
-async def test_refused_request_leaves_memory_at_once(method: str) -> None:
+async def test_refused_request_leaves_memory_at_once(method: str, refusal: str) -> None:
     service, made, counted = Refusing(), [], Registrar(None, LIMIT)._counted
 
     def parse(data: bytes) -> Request:
@@ -330,7 +345,8 @@ async def test_refused_request_leaves_memory_at_once(method: str) -> None:
         "Receive": grpc.unary_unary_rpc_method_handler(counted(service.Receive, bytes), parse),
         "Consume": grpc.stream_stream_rpc_method_handler(_boxed(service.Consume), parse),
     }
-    server = grpc.aio.server()
+    guards = [_guard(refusal)] if refusal != "no guard" else []
+    server = grpc.aio.server(interceptors=guards)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -342,7 +358,7 @@ async def test_refused_request_leaves_memory_at_once(method: str) -> None:
             with pytest.raises(grpc.RpcError, match="must not be"):
                 await call.read()
             async with asyncio.timeout(10):
-                while made[0]() is not None or _contexts():  # noqa: ASYNC110
+                while any(each() is not None for each in made) or _contexts():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     finally:
         gc.enable()

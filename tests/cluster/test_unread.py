@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 
 from cluster.api import consume_service, settlements, wire_rows
-from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
+from cluster.api.consume_service import (
+    ANSWER_OFFSETS,
+    UNREAD_ACKS_MAX,
+    ConsumeService,
+    _Outgoing,
+    _Stream,
+)
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
 from timer.entries.payloads import KEY_SHARED, SHARED
@@ -226,6 +233,47 @@ async def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_i
     await asyncio.sleep(0)
     assert not consumer.paused
     reading.cancel()
+
+
+async def test_stream_gets_nothing_behind_a_response_that_is_not_written_while_all_hold_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        wire_rows, "put_delivery", lambda out, *_: setattr(out, "payloads", bytes(100))
+    )
+    consumer = ConsumerStream("c", 1_000, lambda _: None)
+    stream = stream_of(consumer, credit=lambda *_: None)
+    stream._outboxes.add("other", None, 1 << 30)
+    stream._deliver(SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(1), offsets=[0])))  # type: ignore[arg-type]
+    assert await stream.next() is not None
+    assert consumer.paused, "gRPC holds the response"
+    reading = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not consumer.paused
+    reading.cancel()
+
+
+async def test_service_keeps_no_response_while_grpc_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing: Any = None
+    service = ConsumeService(nothing, nothing, Outboxes(1 << 30), salt=0)
+    stream = stream_of()
+    stream._enqueue(_Outgoing(pb.ConsumeResponse(leaving=True)))
+
+    async def opened(*_: object) -> _Stream:
+        return stream
+
+    async def requests() -> AsyncIterator[pb.ConsumeRequest]:
+        await asyncio.Event().wait()
+        yield pb.ConsumeRequest()
+
+    monkeypatch.setattr(service, "_open", opened)
+    context: Any = SimpleNamespace(peer=lambda: "peer")
+    answers: Any = service.Consume(requests(), context)
+    response = await anext(answers)
+    assert sys.getrefcount(response) == 2, "this variable and the argument"
+    await answers.aclose()
 
 
 async def test_recalls_count_as_unread_until_the_client_has_read_them() -> None:
