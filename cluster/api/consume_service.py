@@ -38,7 +38,7 @@ from cluster.rpc.handlers import (
     unary_handler,
     within,
 )
-from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.outboxes import Outboxes, reader_of
 from cluster.rpc.rpc_caller import caller_name
 from cluster.rpc.shares import Places
 from cluster.state.host import Host
@@ -196,7 +196,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             leader, group = await self._open_group(
                 request.topic, request.group, request.start, request.lease_ms
             )
-            found = await self._receive(leader, group, request)
+            found = await self._receive(leader, group, request, reader_of(context.peer()))
             if request.rows:
                 found = await rows_beside(found)
             return as_type(pb.ReceiveResponse, found)
@@ -208,24 +208,25 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             OverloadedError: the caller has as many as are free, or none is free; or it does not
                 read what it has received.
         """
-        caller = caller_name()
-        if self.outboxes.is_full(caller):
-            raise OverloadedError(UNREAD, retry_after_ms=OVERLOAD_RETRY_MS)
-        return self._receives.hold(caller or caller_of(context))
+        self._check_reads(context)
+        return self._receives.hold(caller_name() or caller_of(context))
 
-    def _peek_place(self) -> AbstractContextManager[None]:
+    def _peek_place(self, context: Context) -> AbstractContextManager[None]:
         """Return a context that counts one more peek or read of the caller.
 
         Raises:
-            OverloadedError: as for `_place`; but a caller without unread bytes may always look.
+            OverloadedError: as for `_place`.
         """
-        caller = caller_name()
-        if self.outboxes.is_over_share(caller):
+        self._check_reads(context)
+        return self._peeks.hold(caller_name())
+
+    def _check_reads(self, context: Context) -> None:
+        """Check that a caller without unread bytes, or within its share, asks for more."""
+        if self.outboxes.is_over_share(reader_of(context.peer())):
             raise OverloadedError(UNREAD, retry_after_ms=OVERLOAD_RETRY_MS)
-        return self._peeks.hold(caller)
 
     async def _receive(
-        self, leader: Leader, group: Group, request: pb.ReceiveRequest
+        self, leader: Leader, group: Group, request: pb.ReceiveRequest, reader: str
     ) -> pb.Deliveries:
         delivered: asyncio.Future[pb.Deliveries] = asyncio.get_running_loop().create_future()
         ids = self._ids_of(leader)
@@ -241,7 +242,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
         lease_ms = request.lease_ms or group.settings.lease_ms
         consumer = ConsumerStream("receive", lease_ms, take, end=end, single_lease=True)
-        consumer.delivery_max = partial(self.outboxes.delivery_max, caller_name())
+        consumer.delivery_max = partial(self.outboxes.delivery_max, reader)
         leader.groups.join(group, consumer)
         reached = False
         try:
@@ -265,8 +266,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, request: pb.PeekRequest, context: Context
     ) -> pb.PeekResponse:
         """Return messages without delivering them."""
-        del context
-        with self._peek_place():
+        with self._peek_place(context):
             return await peek(self._host, request, self._salt)
 
     @unary_handler
@@ -274,8 +274,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, request: pb.ReadMessagesRequest, context: Context
     ) -> pb.ReadMessagesResponse:
         """Return messages by their offsets without delivering them."""
-        del context
-        with self._peek_place():
+        with self._peek_place(context):
             return await read_messages(self._host, request, self._salt)
 
     @unary_handler
@@ -387,7 +386,7 @@ class _Stream:
         self._outbox_bytes = self._writing = 0
         """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
         bytes of that response."""
-        self._outboxes, self._peer, self._caller = outboxes, peer, caller_name()
+        self._outboxes, self._peer, self._caller = outboxes, peer, reader_of(peer)
         self._window = 0
         """Bytes that may be on their way. 0: the client sets no limit."""
         self._received = 0

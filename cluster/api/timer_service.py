@@ -32,10 +32,10 @@ from cluster.rpc.handlers import (
     unary_handler,
     within,
 )
-from cluster.rpc.outboxes import ANSWER_BYTES, Outboxes
+from cluster.rpc.outboxes import ANSWER_BYTES, Outboxes, reader_of
 from cluster.rpc.relay import error_for
 from cluster.rpc.request_bounds import size_of
-from cluster.rpc.rpc_caller import CALLER, caller_name
+from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from timer.leader.intake.quotas import NEW_TOPIC
 from timer.leader.leader import Leader
@@ -462,7 +462,8 @@ class _UnreadBytes:
     """The bytes of a stream's answers that its producer has not read; see Outboxes.most."""
 
     def __init__(self, outboxes: Outboxes, context: Context) -> None:
-        self._outboxes, self._peer, self._caller = outboxes, context.peer(), caller_name()
+        self._outboxes, self._peer = outboxes, context.peer()
+        self._caller = reader_of(self._peer)
         self._size, self._open = 0, True
         self._changed = asyncio.Event()
 

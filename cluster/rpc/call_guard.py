@@ -333,7 +333,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def guard_handler(self, method: str, serve: Any) -> Any:
         """Return the handler `serve` behind the gate. `method`: its path."""
 
-        # No frame here holds a request while it awaits, nor a context once it fails: an error refers
+        # No frame here holds a request while it awaits, or a context when it fails: an error refers
         # to the frames it passed, and the context to gRPC's abort error.
         async def answer(request: Any, context: _Context) -> Any:
             rpc = None

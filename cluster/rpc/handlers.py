@@ -360,7 +360,7 @@ def _boxed(handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], A
     """Return a handler whose answers are in lists, which are empty when the answer is encoded.
 
     gRPC keeps each answer of a stream until the next one: for an idle consumer a megabyte. The
-    frames of a handler would keep it until gRPC has written it: for one that does not read, forever.
+    frames of a handler would keep it until it is written: for one that does not read, forever.
     """
 
     async def answer(request: Any, context: Context) -> AsyncIterator[list[Any]]:

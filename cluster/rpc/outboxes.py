@@ -31,6 +31,11 @@ DELIVERY_BYTES_MIN: Final = 64 << 10
 """Bytes of a delivery even if no bytes are left: a consumer that reads goes on."""
 
 
+def reader_of(peer: str) -> str:
+    """Return who must read an answer: the present caller's identity, or without TLS the peer."""
+    return caller_name() or peer
+
+
 class Outboxes:
     """Bytes that wait to be read, in all, by caller and by remote address."""
 
@@ -46,8 +51,8 @@ class Outboxes:
         """Bytes of all streams and answers."""
         return self._shares.total
 
-    def add(self, peer: str, caller: str | None, size: int) -> None:
-        """Add `size` bytes of a stream; a negative size removes bytes. `caller`: see Shares."""
+    def add(self, peer: str, caller: str, size: int) -> None:
+        """Add `size` bytes of a stream; a negative size removes bytes. `caller`: see reader_of."""
         self._shares.add(caller, size)
         self.unread[peer] += size
         if not self.unread[peer]:
@@ -56,37 +61,33 @@ class Outboxes:
     def answer(self, size: int, context: Any) -> None:
         """Add the `size` bytes of a unary answer until its RPC has ended. `context`: gRPC's."""
         if size >= ANSWER_BYTES:
-            peer, caller = context.peer(), caller_name()
+            peer, caller = context.peer(), reader_of(context.peer())
             self.add(peer, caller, size)
             context.add_done_callback(lambda _: self.add(peer, caller, -size))
 
     @contextmanager
     def relayed(self, size: int, context: Any) -> Iterator[None]:
         """Return a context in which gRPC holds `size` bytes of a relayed stream's answer."""
-        peer, caller = context.peer(), caller_name()
+        peer, caller = context.peer(), reader_of(context.peer())
         self.add(peer, caller, size)
         try:
             yield
         finally:
             self.add(peer, caller, -size)
 
-    def is_full(self, caller: str | None) -> bool:
-        """Return whether a caller has more unread bytes than its share."""
-        return self._shares.free_share(caller) < 0
-
-    def is_over_share(self, caller: str | None) -> bool:
+    def is_over_share(self, caller: str) -> bool:
         """Return whether a caller has unread bytes of its own, and more than its share."""
-        return self._shares.used(caller) > 0 and self.is_full(caller)
+        return self._shares.used(caller) > 0 and self._shares.free_share(caller) < 0
 
     @property
     def is_crowded(self) -> bool:
         """Whether no stream may take all leases of one step, 32 MiB or more."""
         return self.total > self._bytes_max // 4
 
-    def most(self, caller: str | None) -> int:
+    def most(self, caller: str) -> int:
         """Return the bytes that one stream of a caller may hold; above that it is paused."""
         return min(OUTBOX_BYTES_MAX, max(0, self._shares.free_share(caller)))
 
-    def delivery_max(self, caller: str | None) -> int:
+    def delivery_max(self, caller: str) -> int:
         """Return the bytes that the next delivery to a caller may have; one message may exceed."""
         return max(DELIVERY_BYTES_MIN, self._shares.free_share(caller) // STEP_DELIVERIES)

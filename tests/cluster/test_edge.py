@@ -126,7 +126,7 @@ async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high(
 
 async def test_unread_answers_of_a_stream_of_timers_count_and_hold_up_its_requests() -> None:
     host: Any = Hosted()
-    outboxes, rows = Outboxes(16 * MIB), 40_000
+    outboxes, rows = Outboxes(32 * MIB), 40_000
     config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
     services = services_of(host, host, host, config, outboxes=outboxes)
     timers = pb.TimerColumns(topic="t", payload_sizes=[0] * rows, delay_ms=[1_000] * rows)
@@ -353,13 +353,14 @@ def test_streams_that_do_not_read_share_one_limit() -> None:
     outboxes, held = Outboxes(256 * MIB), [0] * 1_000
     for _ in range(20):
         for stream in range(len(held)):
-            if held[stream] <= outboxes.most(None):
+            if held[stream] <= outboxes.most(f"peer {stream}"):
                 held[stream] += MIB // 8
-                outboxes.add("peer", None, MIB // 8)
+                outboxes.add("peer", f"peer {stream}", MIB // 8)
     assert outboxes.total < 256 * MIB + len(held) * MIB // 8
     assert max(held) < OUTBOX_BYTES_MAX
-    outboxes.add("peer", None, -outboxes.total)
-    assert (outboxes.most(None), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
+    for stream, size in enumerate(held):
+        outboxes.add("peer", f"peer {stream}", -size)
+    assert (outboxes.most("peer 1"), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
 
 
 def test_streams_of_one_caller_that_do_not_read_leave_as_much_as_they_hold() -> None:
@@ -374,28 +375,30 @@ def test_streams_of_one_caller_that_do_not_read_leave_as_much_as_they_hold() -> 
                 held[stream] += size
                 outboxes.add("peer", "client/evil", size)
     assert 120 * MIB < outboxes.total <= 128 * MIB + len(held) * DELIVERY_BYTES_MIN
-    assert outboxes.is_full("client/evil")
-    assert not outboxes.is_full("client/other")
+    assert outboxes.is_over_share("client/evil")
+    assert not outboxes.is_over_share("client/other")
     assert outboxes.most("client/other") == OUTBOX_BYTES_MAX
     left = 256 * MIB - outboxes.total
     assert MIB <= outboxes.delivery_max("client/other") <= left // STEP_DELIVERIES
 
 
-def test_bytes_count_for_their_caller_and_without_one_in_the_total_only() -> None:
+def test_bytes_count_for_their_caller_and_without_one_for_the_connection() -> None:
     outboxes, context, ends = Outboxes(4 * ANSWER_BYTES), Mock(), list[Any]()
     context.peer.return_value, context.add_done_callback = "peer", ends.append
     caller: Any = SimpleNamespace(identity="client/a")
     token = CALLER.set(caller)
     outboxes.answer(2 * ANSWER_BYTES, context)
     CALLER.reset(token)
-    assert not outboxes.is_full("client/a"), "it leaves as much as it has"
+    assert not outboxes.is_over_share("client/a"), "it leaves as much as it has"
     outboxes.add("peer", "client/a", 1)
-    assert (outboxes.is_full("client/a"), outboxes.is_full("client/b")) == (True, False)
+    assert outboxes.is_over_share("client/a")
+    assert not outboxes.is_over_share("client/b")
     outboxes.add("peer", "client/a", -1)
     ends.pop()(context)
     assert not outboxes._shares._used, "who has nothing unread takes no memory"
     outboxes.answer(4 * ANSWER_BYTES, context)
-    assert not outboxes.is_full(None), "without callers each may have all"
+    assert outboxes.is_over_share("peer"), "without an identity a connection is a caller"
+    assert not outboxes.is_over_share("another peer"), "it has read everything"
 
 
 async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: Path) -> None:
@@ -436,6 +439,13 @@ async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: P
                 await handlers[method].unary_unary(empty, context)
             assert context.error.reason == reason, (name, method)
         CALLER.reset(token)
+    reader = HttpContext("ipv4:10.0.0.3:1", None)
+    vars(reader)["add_done_callback"] = ends.append
+    await call(request, reader)  # those who read are served, whatever others leave unread
+    for method in ("Receive", "Peek", "ReadMessages"):
+        with pytest.raises(grpc.aio.AbortError):
+            await handlers[method].unary_unary(request, reader)
+        assert reader.error.reason == pb.REASON_OVERLOADED, method
 
 
 def test_place_of_the_code_logs_so_many_lines() -> None:

@@ -116,7 +116,7 @@ async def test_deliveries_to_an_identity_are_as_large_as_its_share_allows() -> N
         token = CALLER.set(SimpleNamespace(identity=name))  # type: ignore[arg-type]
         stream = _Stream(host, leader, group, unused, 0, unused, service.outboxes, "peer")
         stream.join("c", 1_000)
-        call = asyncio.ensure_future(service._receive(leader, group, pb.ReceiveRequest()))
+        call = asyncio.ensure_future(service._receive(leader, group, pb.ReceiveRequest(), name))
         await asyncio.wait([call], timeout=0)
         CALLER.reset(token)
         call.cancel()

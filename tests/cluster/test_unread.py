@@ -243,13 +243,14 @@ async def test_stream_gets_nothing_behind_a_response_that_is_not_written_while_a
     )
     consumer = ConsumerStream("c", 1_000, lambda _: None)
     stream = stream_of(consumer, credit=lambda *_: None)
-    stream._outboxes.add("other", None, 1 << 30)
-    stream._deliver(SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(1), offsets=[0])))  # type: ignore[arg-type]
+    stream._outboxes.add("other", "other", 1 << 30)
+    delivery: Any = SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(1), offsets=[0]))
+    stream._deliver(delivery)
     assert await stream.next() is not None
-    assert consumer.paused, "gRPC holds the response"
+    paused = [consumer.paused]  # gRPC holds the response
     reading = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
-    assert not consumer.paused
+    assert [*paused, consumer.paused] == [True, False]
     reading.cancel()
 
 
