@@ -52,6 +52,10 @@ _SERVER: Final = (
     ("grpc.so_reuseport", 0),
     # Only identity, bit 0. gRPC expands a compressed message a thousandfold before any check here.
     ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Calls that wait until the event loop takes them. gRPC ends some of more than 1,000 at random,
+    # and clients get INTERNAL: thousands of consumers connect to a new leader at once.
+    ("grpc.server.max_pending_requests", 1 << 14),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 15),
     # A connection without a handshake, without settings or without calls is closed.
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),

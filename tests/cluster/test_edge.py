@@ -7,6 +7,7 @@ import itertools
 import logging
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from cluster.api.public_services import services_of
 from cluster.node.build import MEMTABLE_DIVISOR, flush_limits
 from cluster.rpc import audit_log, memory, open_files
 from cluster.rpc.connections import Connections, grpc_address
-from cluster.rpc.endpoints import LINKS_MAX, Endpoints
+from cluster.rpc.endpoints import LINKS_MAX, SERVER_OPTIONS, Endpoints
 from cluster.rpc.handlers import Registrar, ServiceHooks
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
@@ -503,6 +504,25 @@ async def test_unused_connections_of_a_port_that_is_nearly_full_end(
         assert late.recv(1) == b""
     assert len(ended) == 30, "each is counted once"
     assert [record.ended for record in caplog.records] == [0, 29, 1]  # type: ignore[attr-defined]
+
+
+async def test_calls_that_come_at_once_while_the_loop_is_busy_are_all_answered() -> None:
+    async def answer(_: bytes, __: Any) -> bytes:
+        return b"answer"
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    handlers: Any = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_unary("/t/Call")
+        assert await asyncio.to_thread(call, b"") == b"answer"
+        calls = [call.future(b"") for _ in range(3_200)]
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop takes none of them meanwhile
+        answers = await asyncio.to_thread(lambda: [each.code() for each in calls])
+    await server.stop(None)
+    assert set(answers) == {grpc.StatusCode.OK}
 
 
 async def test_transfer_to_another_node_goes_on_while_the_port_is_full() -> None:
