@@ -345,7 +345,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             except EngineError as error:
                 refusing = _refuse(method, rpc, _without_traceback(error), context)
             finally:
-                del request, context, rpc
+                del request, context
             return await refusing
 
         async def stream(request: Any, context: _Context) -> Any:
@@ -366,7 +366,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             else:
                 return
             finally:
-                del request, context, rpc
+                del request, context
             await refusing
 
         return stream if inspect.isasyncgenfunction(serve) else answer
@@ -476,4 +476,4 @@ async def _refuse(
         aborted.__traceback__ = aborted.__context__ = None
         raise
     finally:
-        del context, rpc
+        del context
