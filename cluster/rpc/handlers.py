@@ -184,11 +184,10 @@ def unary_handler(
                 finally:
                     queue.leave(caller, weight)
             except EngineError as error:
-                why = error
-            repeatable = is_repeatable(name, request)
-            del request
-            refusing = service.refuse(name, why, context, is_repeatable=repeatable)
-            del context, why
+                repeatable = is_repeatable(name, request)
+                refusing = service.refuse(name, error, context, is_repeatable=repeatable)
+            finally:
+                del request, context  # see the module
             return await refusing
 
     return answer
@@ -237,13 +236,12 @@ def stream_handler(
                             with unread:
                                 yield box.pop()
             except EngineError as error:
-                why = error
+                repeatable = is_repeatable(name, request)
+                refusing = service.refuse(name, error, context, is_repeatable=repeatable)
             else:
                 return
-            repeatable = is_repeatable(name, request)
-            del request
-            refusing = service.refuse(name, why, context, is_repeatable=repeatable)
-            del context, why
+            finally:
+                del request, context  # see the module
             await refusing
 
     return answer

@@ -178,7 +178,9 @@ class Relay:
                     refused = _Refused(target, method, self._cancel_reasons[sent])
                 else:
                     return answer
-        return await refused.end(context)
+        ending = refused.end(context)
+        del context  # the abort's traceback refers to this frame, too
+        return await ending
 
     async def stream(
         self, target: str, method: str, requests: Any, context: Context
@@ -221,7 +223,9 @@ class Relay:
                         pump.cancel()
                     call.cancel()
         if refused is not None:
-            await refused.end(context)
+            ending = refused.end(context)
+            del context
+            await ending
         if unread:
             raise unread.pop()
 

@@ -28,10 +28,12 @@ from cluster.rpc.handlers import (
     Registrar,
     RequestStream,
     Service,
+    ServiceHooks,
     _boxed,
     stream_handler,
     unary_handler,
 )
+from cluster.rpc.relay import PATHS, Relay
 from cluster.rpc.request_bounds import (
     _RECEIVED,
     COUNTED_FROM,
@@ -291,6 +293,9 @@ def test_ids_and_levels_are_counted_before_they_are_converted() -> None:
 class Request:
     """Large, if it were real."""
 
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as of a message
+        return b"x"
+
 
 class Refusing(Service):
     """Rejects every request, with the request's content in every frame of the error."""
@@ -331,10 +336,15 @@ def _guard(refusal: str) -> CallGuard:
     return CallGuard(gate, access, audit)
 
 
-@pytest.mark.parametrize("refusal", ["no guard", "behind the guard", "by the gate"])
+@pytest.mark.parametrize(
+    "refusal", ["no guard", "behind the guard", "by the gate", "by the leader"]
+)
 @pytest.mark.parametrize("method", ["Receive", "Consume"])
 async def test_refused_request_leaves_memory_at_once(method: str, refusal: str) -> None:
-    service, made, counted = Refusing(), [], Registrar(None, LIMIT)._counted
+    made, counted = [], Registrar(None, LIMIT)._counted
+    # The leader is the same server: it gets the request once more, and sends none on.
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    service = Refusing(ServiceHooks(relay=relay if refusal == "by the leader" else None))
 
     def parse(data: bytes) -> Request:
         request = Request()
@@ -345,16 +355,17 @@ async def test_refused_request_leaves_memory_at_once(method: str, refusal: str) 
         "Receive": grpc.unary_unary_rpc_method_handler(counted(service.Receive, bytes), parse),
         "Consume": grpc.stream_stream_rpc_method_handler(_boxed(service.Consume), parse),
     }
-    guards = [_guard(refusal)] if refusal != "no guard" else []
+    guards = [_guard(refusal)] if "the g" in refusal else []
     server = grpc.aio.server(interceptors=guards)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
+    generic = grpc.method_handlers_generic_handler("timer.v1.ConsumeService", handlers)
+    server.add_generic_rpc_handlers((generic,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     gc.collect()
     gc.disable()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.stream_stream(f"/t/{method}")(iter([b"x"]))  # type: ignore[arg-type]
+            call: Any = channel.stream_stream(PATHS[method])(iter([b"x"]))  # type: ignore[arg-type]
             with pytest.raises(grpc.RpcError, match="must not be"):
                 await call.read()
             async with asyncio.timeout(10):
@@ -362,6 +373,7 @@ async def test_refused_request_leaves_memory_at_once(method: str, refusal: str) 
                     await asyncio.sleep(0.01)
     finally:
         gc.enable()
+        await relay.close()
         await server.stop(None)
 
 
