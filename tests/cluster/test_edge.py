@@ -147,6 +147,7 @@ async def test_unread_answers_of_a_stream_of_timers_count_and_hold_up_its_reques
         for _ in range(1_000):
             await asyncio.sleep(0)
         assert 8 * MIB < outboxes.total == outboxes.unread["ipv4:10.0.0.1:1"] < 8 * MIB + 4 * size
+        assert outboxes._shares.used("ipv4:10.0.0.1:1") == outboxes.total
         assert read < 30
         found = [(await anext(answers)).request_no for _ in range(7)]
         assert found == [*range(first, first + 7)]
@@ -389,12 +390,11 @@ def test_bytes_count_for_their_caller_and_without_one_for_the_connection() -> No
     caller: Any = SimpleNamespace(identity="client/a")
     token = CALLER.set(caller)
     outboxes.answer(2 * ANSWER_BYTES, context)
-    CALLER.reset(token)
     assert not outboxes.is_over_share("client/a"), "it leaves as much as it has"
-    outboxes.add("peer", "client/a", 1)
-    assert outboxes.is_over_share("client/a")
-    assert not outboxes.is_over_share("client/b")
-    outboxes.add("peer", "client/a", -1)
+    with outboxes.relayed(1, context):
+        assert outboxes.is_over_share("client/a")
+        assert not outboxes.is_over_share("client/b")
+    CALLER.reset(token)
     ends.pop()(context)
     assert not outboxes._shares._used, "who has nothing unread takes no memory"
     outboxes.answer(4 * ANSWER_BYTES, context)
@@ -409,7 +409,8 @@ async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: P
     services = services_of(host, host, host, config, outboxes=outboxes)
     found = pb.Deliveries(payload_sizes=[3 * MIB], payloads=bytes(3 * MIB))
 
-    async def receive(*_: object) -> pb.Deliveries:
+    async def receive(*asked: object) -> pb.Deliveries:
+        assert asked[-1] == context.peer(), "who must read the answer"
         return found
 
     services.consumers._receive = receive  # type: ignore[assignment, method-assign]
@@ -442,6 +443,7 @@ async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: P
         CALLER.reset(token)
     reader = HttpContext("ipv4:10.0.0.3:1", None)
     vars(reader)["add_done_callback"] = ends.append
+    context = reader
     await call(request, reader)  # those who read are served, whatever others leave unread
     for method in ("Receive", "Peek", "ReadMessages"):
         with pytest.raises(grpc.aio.AbortError):
