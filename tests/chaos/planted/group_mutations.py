@@ -41,7 +41,8 @@ def _look_past_delays(self: KeyOrder, clock_ms: UnixMs, queue: Queue, size: int)
     times = self._group.not_before_ms(found.offsets)
     early = times > clock_ms
     self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
-    return found._replace(offsets=found.offsets[~early], owner=found.owner[~early])
+    kept = {name: getattr(found, name)[~early] for name in ("offsets", "keys", "owner")}
+    return found._replace(**kept)
 
 
 def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
