@@ -21,7 +21,7 @@ from timer.entries.payloads import (
 )
 from timer.leader import leader as leader_module
 from timer.leader.fire_times import AHEAD_MS_MAX, GAP_MS_MAX, FireTimes
-from timer.leader.groups import group_batch, group_dispatch, turns
+from timer.leader.groups import group_batch, group_dispatch, group_entries, turns
 from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import decode_schedule
@@ -575,7 +575,7 @@ def test_many_leases_that_end_at_once_go_in_bounded_entries(
 
 
 def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_dispatch, "WAITING_OFFSETS_MAX", 3)
+    monkeypatch.setattr(group_entries, "WAITING_OFFSETS_MAX", 3)
     play = Play()
     delivered(play, 0, 0)
     (delivery,) = play.deliveries

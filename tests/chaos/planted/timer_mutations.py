@@ -17,6 +17,7 @@ from timer.entries.payloads import Fire, GroupOp, Op
 from timer.files.disk_reserve import VoterDisks
 from timer.leader import change_lines, leader
 from timer.leader.groups.group_dispatch import GroupDispatch
+from timer.leader.groups.group_entries import GroupEntries
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.shared_order import SharedOrder
 from timer.leader.intake.cluster_clock import ClusterClock
@@ -64,20 +65,17 @@ def _ack_at_once(
     done(np.full(len(offsets), ACCEPT, np.uint8))
 
 
-_gather = GroupDispatch._gather
+_settle = GroupEntries.settle
 
 
-def _gather_nothing_told(self: GroupDispatch, *args: Any) -> None:
+def _settle_nothing_told(self: GroupEntries, *args: Any) -> None:
     """Answer a nack, and propose the end of the lease instead of the nack."""
     group, verdict, offsets, not_before_ms, done = args
     if not_before_ms is None:
-        _gather(self, group, verdict, offsets, None, done)
+        _settle(self, group, verdict, offsets, None, done)
         return
-    leases = self._leases[group.group_id]
     ended = offsets[verdict == ACCEPT]
-    op = GroupOp(Op.ENDED, group.topic, group.group_id, ended)
-    self._batch.add(op if len(ended) else None)
-    assert leases.epoch == self.epoch
+    self.add(GroupOp(Op.ENDED, group.topic, group.group_id, ended))
     done(verdict)
 
 
@@ -470,7 +468,7 @@ MUTATIONS: Final = (
         {"nack"},
         20,
         f"{ANY_WORLD}: a nack",
-        patch(GroupDispatch, "_gather", _gather_nothing_told),
+        patch(GroupEntries, "settle", _settle_nothing_told),
     ),
     _mutation(
         "failover_forgets_nacks",

@@ -3,7 +3,7 @@
     ack, nack --> Acks       those of one group become one op --+--> GROUP entry --applied--> answer
     all others -> PendingOp  an op each, in order             --+
 
-A pure core, a part of timer/leader/groups/group_dispatch.py.
+A pure core, a part of timer/leader/groups/group_entries.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator

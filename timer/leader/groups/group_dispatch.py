@@ -1,7 +1,7 @@
 """Delivery to consumer groups: the leader's consumers, their leases, and the ops for the log.
 
     consumers --join, credit--> hungry groups --deliver--> Delivery
-              --ack, nack-----> batch --flush--> GROUP entry --applied--> verdicts
+              --ack, nack-----> GROUP entries (timer/leader/groups/group_entries.py) --> verdicts
               --extend--------> leases (timer/leader/groups/group_leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
@@ -18,13 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from timer.entries import payloads
-from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import (
     EXCLUSIVE,
     FAILOVER,
     AlterGroup,
-    AnyOp,
     CreateGroup,
     GroupOp,
     Move,
@@ -34,9 +31,10 @@ from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.alarms import Alarms
 from timer.leader.groups.delivery_rates import DeliveryRates
 from timer.leader.groups.expiry import Expiry, Propose
-from timer.leader.groups.group_batch import Acks, GroupBatch, OnResult, OnVerdicts, Verdicts
+from timer.leader.groups.group_batch import OnResult, OnVerdicts, Verdicts
 from timer.leader.groups.group_delivery import Delivery
-from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, LEASE_LOST, Leases
+from timer.leader.groups.group_entries import GroupEntries, deleted_error
+from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, Leases
 from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
 from timer.leader.groups.nack_details import NackDetails
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
@@ -49,16 +47,12 @@ from timer.leader.intake.count_limits import (
     has_free_ids,
     may_have_topic,
 )
-from timer.model.columns import I64, U64
+from timer.model.columns import U64
 from timer.model.timer_errors import (
-    OVERLOAD_RETRY_MS,
     EngineError,
-    GroupDeletedError,
     GroupHeldError,
     InvalidRequestError,
-    NotFoundError,
     NotReadyError,
-    OverloadedError,
     TopicDeletedError,
 )
 from timer.model.units import (
@@ -76,7 +70,6 @@ from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.apply_results import (
     AcksApplied,
-    Applied,
     DeleteApplied,
     DeleteTopicApplied,
     ExpireApplied,
@@ -88,17 +81,11 @@ from timer.state.apply_results import (
 )
 from timer.state.machine import Machine
 
-WAITING_OFFSETS_MAX: Final = 1 << 20
-"""Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
 STEP_GROUPS: Final = 64
 """Most groups that one step handles for each cause: ended leases, delayed and paced messages."""
 LETTER_RETRY_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
-IN_FLIGHT_MAX: Final = 2
-"""Most GROUP entries in flight; above that ops and acks wait in the batch."""
-OPS_MAX: Final = 256
-"""Most ops that wait; above that dead letters stay in their group. An op may have a megabyte."""
 _DELETING: Final = "the topic is being deleted; retry"
 
 
@@ -125,16 +112,12 @@ class GroupDispatch:
         self.refusal: EngineError | None = None
         """Error for new consumers and groups; acks are still accepted. None: all are accepted."""
         self._closed: EngineError | None = None
-        self._propose = propose
         self._id_salt = id_salt
         self._limits = limits
         self.creating: set[GroupName] = set()
         """Groups that are being created: the op is gathered or in flight."""
-        self._batch = GroupBatch()
+        self._entries = GroupEntries(machine, propose, self._on_result)
         self._details = NackDetails()
-        self._acks_waiting = 0
-        """Offsets in the acks of `_batch`."""
-        self._in_flight = 0
         self._to_hand_over: Iterator[GroupOp] | None = None
         """Ops of the handover that are still to be appended. None: the leader stays."""
         self._leases: dict[GroupId, Leases] = {}
@@ -155,7 +138,7 @@ class GroupDispatch:
     @property
     def waiting(self) -> bool:
         """Whether ops, acks or seeks wait that are not appended."""
-        return bool(self._batch or self._seeks)
+        return bool(self._entries or self._seeks)
 
     def check_open(self) -> None:
         """Raise the error that ended the epoch, or that began a drain."""
@@ -186,19 +169,19 @@ class GroupDispatch:
             done(result)
 
         self.creating.add(name)
-        self._batch.append(create, done=answer)
+        self._entries.append(create, done=answer)
 
     def alter(self, alter: AlterGroup, done: OnResult) -> None:
         """Change settings of a group; `done` gets the Group."""
         self.check_open()
         self.check_topic(alter.topic)
-        self._batch.append(alter, done=done)
+        self._entries.append(alter, done=done)
 
     def delete(self, group: Group, done: OnResult) -> None:
         """Delete a group and end its consumers' streams. `done` gets the DeleteApplied."""
         self._check_group(group)
         op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
-        self._batch.append(op, done=done)
+        self._entries.append(op, done=done)
 
     def seek(self, group: Group, offset: QueueOffset, done: OnResult) -> None:
         """Move a group to a queue offset that the topic holds; `done` gets the SeekApplied.
@@ -216,7 +199,7 @@ class GroupDispatch:
             limit = f"must be {queue.begin} to {queue.end} (the queue's end)"
             raise InvalidRequestError("offset", offset, limit)
         op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
-        self._batch.append(op, done=done)
+        self._entries.append(op, done=done)
 
     def seek_time(self, group: Group, time_ms: UnixMs, done: OnResult) -> None:
         """Move a group to the first message in the queue that fired at or after a time."""
@@ -240,7 +223,7 @@ class GroupDispatch:
     def _check_group(self, group: Group) -> None:
         self.check_open()
         if group.deleted:
-            raise self._deleted_error(group)
+            raise deleted_error(self.machine, group)
         self.check_topic(group.topic)
 
     def check_topic(self, topic: TopicId) -> None:
@@ -263,19 +246,10 @@ class GroupDispatch:
         """
         self.deleting.add(topic)
         name = self.machine.topics[topic].name
-        self._batch.reject_ops(
+        self._entries.reject_ops(
             NotReadyError(_DELETING),
             lambda op: isinstance(op, Move) and not op.to_group and op.to == name,
         )
-
-    def _deleted_error(self, group: Group) -> EngineError:
-        """Return the error for a request to a deleted group."""
-        if group.deleted_with:
-            return TopicDeletedError(group.deleted_with)
-        topic = self.machine.topics.get(group.topic)  # None: the topic was deleted after the group
-        if topic is None:
-            return TopicDeletedError(group.topic)
-        return GroupDeletedError(topic.name, group.name)
 
     def lease_counts(self, group: Group) -> tuple[int, int]:
         """Return a group's (messages leased now, consumers)."""
@@ -367,7 +341,7 @@ class GroupDispatch:
             OverloadedError: too many offsets wait already; none of these was accepted.
         """
         leases = self._leases_for(group, len(offsets))
-        self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
+        self._entries.settle(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
 
     def ack_up_to(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: OnVerdicts
@@ -399,7 +373,9 @@ class GroupDispatch:
                 done(group_batch.worst_verdict([*results, *dead]))
 
         for piece in pieces:
-            self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, on_piece)
+            self._entries.settle(
+                group, np.full(len(piece), ACCEPT, np.uint8), piece, None, on_piece
+            )
 
     def nack(  # noqa: PLR0913 -- the arguments of `ack`, and those of the failure
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
@@ -418,8 +394,8 @@ class GroupDispatch:
         not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
         verdict = leases.nack(epoch, lease_id, offsets)
         self._details.note(group, offsets[verdict == ACCEPT], detail)
-        self._batch.add(leases.recall())
-        self._gather(group, verdict, offsets, not_before, done)
+        self._entries.add(leases.recall())
+        self._entries.settle(group, verdict, offsets, not_before, done)
 
     def release(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
         """Release messages that the consumer has not processed, for redelivery at once.
@@ -433,8 +409,8 @@ class GroupDispatch:
         verdict = leases.nack(epoch, lease_id, offsets)
         accepted = np.sort(offsets[verdict == ACCEPT])
         if len(accepted):
-            self._batch.add(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
-            self._batch.add(leases.recall())
+            self._entries.add(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
+            self._entries.add(leases.recall())
         return verdict
 
     def extend(
@@ -450,10 +426,9 @@ class GroupDispatch:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
         if group.deleted:
-            raise self._deleted_error(group)
+            raise deleted_error(self.machine, group)
         self.check_topic(group.topic)
-        if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
-            raise OverloadedError("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
+        self._entries.check_room(offsets)
         return self._leases_of(group)
 
     def _leases_of(self, group: Group) -> Leases:
@@ -462,18 +437,6 @@ class GroupDispatch:
             leases = Leases(group, self.epoch, self._lease_ids, self._limits.group_leases_max)
             self._leases[group.group_id] = leases
         return leases
-
-    def _gather(
-        self, group: Group, verdict: Verdicts, offsets: U64, return_ms: I64 | None, done: OnVerdicts
-    ) -> None:
-        is_accepted = verdict == ACCEPT
-        accepted = offsets[is_accepted]
-        if not len(accepted):
-            done(verdict)
-            return
-        times = None if return_ms is None else return_ms[is_accepted]
-        self._batch.acks.append(Acks(group, group.group_id, verdict, accepted, times, done))
-        self._acks_waiting += len(accepted)
 
     # ---- time
 
@@ -487,8 +450,8 @@ class GroupDispatch:
         for group_id in self._ends.take_due(now.mono_ms, STEP_GROUPS):
             leases = self._leases[group_id]
             ended, weight_left = leases.expire(now.mono_ms, weight_left)
-            self._batch.add(ended)
-            self._batch.add(leases.recall())
+            self._entries.add(ended)
+            self._entries.add(leases.recall())
             self._ends.set(group_id, leases.wake_at_ms())
             self._turns.want(group_id)  # messages that were not sent are free at once
             if weight_left <= 0:
@@ -540,7 +503,7 @@ class GroupDispatch:
             if lease is not None:
                 out.append(self._delivery_of(topic, group, lease, now))
                 if leases.sorts_ahead:
-                    self._batch.add(leases.reserve())
+                    self._entries.add(leases.reserve())
                 result = TurnResult(Next.AGAIN, LEASE_WORK * leases.work)
             else:
                 more = self._step_idle_group(leases, topic, now, may_move=may_move)
@@ -564,9 +527,9 @@ class GroupDispatch:
     def _step_idle_group(self, leases: Leases, topic: Topic, now: Now, *, may_move: bool) -> bool:
         """Do what a group without a free message needs; return whether it wants a turn soon."""
         group_id = leases.group.group_id
-        self._batch.add(leases.reserve())
+        self._entries.add(leases.reserve())
         more = leases.unfinished
-        moves = may_move and len(self._batch.pending_ops) < OPS_MAX
+        moves = may_move and not self._entries.has_many_ops
         if leases.dying and not (moves and self._may_have_letter_topic(leases.group, topic)):
             self._returns.set(group_id, now.clock_ms + LETTER_RETRY_MS)
         elif may_move:
@@ -613,7 +576,7 @@ class GroupDispatch:
             move = dead_letters.move_letters(
                 group, topic.name, topic.queue, offsets, due_ms, self._id_salt, details
             )
-            self._batch.append(move)
+            self._entries.append(move)
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(
@@ -641,8 +604,8 @@ class GroupDispatch:
 
         moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, is_allowed)
         if moves and offsets[-1] >= group.undelivered_from:  # an op takes no message beyond
-            self._batch.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
-        self._batch.append(*moves, done=done)
+            self._entries.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
+        self._entries.append(*moves, done=done)
         return moves
 
     def feed(self, topics: Iterable[TopicId]) -> None:
@@ -661,79 +624,18 @@ class GroupDispatch:
     # ---- the log
 
     def hand_over(self, now: Now) -> bool:
-        """Append the batch and HAND_OVER ops, which give a successor the groups' delivery state.
+        """Append what waits, and HAND_OVER ops: they give a successor the groups' delivery state.
 
         Nothing is delivered from the first call on. Returns whether another call is needed.
         """
         if self._to_hand_over is None:
             self._to_hand_over = (op for one in [*self._leases.values()] for op in one.hand_over())
-        while self._batch and self._flush(now):  # acks and nacks go before their group's ops
-            pass
-        more = not self._batch and self._batch.add_some(self._to_hand_over)
-        while self._batch and self._flush(now):
-            pass
-        return more
+        return self._entries.hand_over(self._to_hand_over, now)
 
     def flush(self, now: Now) -> None:
-        """Append one entry of the batch, unless IN_FLIGHT_MAX entries are in flight."""
+        """Append one entry of the ops and acks that wait, unless enough are in flight."""
         self._resolve_seeks()
-        if self._batch and self._in_flight < IN_FLIGHT_MAX:
-            self._flush(now)
-
-    def _flush(self, now: Now) -> bool:
-        """Append one entry of the batch; return whether the log accepted it."""
-        batch = self._batch.take()
-        self._acks_waiting -= batch.offsets
-        self._in_flight += 1
-
-        def answer(applied: Applied | EngineError) -> None:
-            self._in_flight -= 1
-            if isinstance(applied, GroupApplied):
-                self._on_applied(batch, applied)
-                return
-            assert isinstance(applied, EngineError)
-            batch.reject_ops(applied)
-            if self._closed is None:
-                # Rejected before the append: acks and ops without a callback are tried again.
-                self._batch.put_back(batch)
-                self._acks_waiting += batch.offsets
-                return
-            for ack in batch.acks:
-                ack.done(applied)
-
-        return self._propose(EntryKind.GROUP, payloads.encode_group(batch.ops()), now, answer)
-
-    def _on_applied(self, batch: GroupBatch, applied: GroupApplied) -> None:
-        waiters = [pending.done for pending in batch.pending_ops]
-        for result, done in zip(applied.results, waiters, strict=False):
-            self._on_result(result)
-            if done is not None and isinstance(result, NoEffectApplied):
-                done(self._no_effect_error(result.op))
-            elif done is not None:
-                done(result)
-        acks_by_op = batch.acks_by_op().values()
-        for result, acks in zip(applied.results[len(waiters) :], acks_by_op, strict=True):
-            if isinstance(result, NoEffectApplied):
-                self._answer_without_effect(acks)
-                continue
-            assert isinstance(result, AcksApplied), result
-            self._on_result(result)
-            group_batch.answer_acks(acks, result.new)
-
-    def _no_effect_error(self, op: AnyOp) -> EngineError:
-        """Return the error for an op without effect."""
-        if isinstance(op, CreateGroup) or op.topic not in self.machine.topics:
-            return TopicDeletedError(op.topic)
-        return NotFoundError("group", op.group)
-
-    def _answer_without_effect(self, acks: list[Acks]) -> None:
-        """Answer acks of a group that was deleted or moved by a seek meanwhile."""
-        for ack in acks:
-            if ack.group.deleted:
-                ack.done(self._deleted_error(ack.group))
-            else:
-                ack.verdict[:] = LEASE_LOST
-                ack.done(ack.verdict)
+        self._entries.flush(now)
 
     def _on_result(self, result: GroupResult) -> None:
         """Pass an applied result on to the group's leases."""
@@ -767,7 +669,7 @@ class GroupDispatch:
                 self._leases_of(result.group).join(consumer)
                 self._turns.want(result.group.group_id)
             else:
-                consumer.end(self._deleted_error(result.group))
+                consumer.end(deleted_error(self.machine, result.group))
 
     def on_topic_deleted(self, applied: DeleteTopicApplied) -> None:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
@@ -776,7 +678,7 @@ class GroupDispatch:
         self.expiry.forget(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             for consumer in self._forget(group.group_id):
-                consumer.end(self._deleted_error(group))
+                consumer.end(deleted_error(self.machine, group))
 
     def _forget(self, group: GroupId) -> list[ConsumerStream]:
         """Forget the leases, turns and alarms of an id; return its consumers, without leases."""
@@ -794,7 +696,4 @@ class GroupDispatch:
         for _, _, done in self._seeks:
             done(why)
         self._seeks = []
-        batch, self._batch = self._batch, GroupBatch()
-        batch.reject_ops(why)
-        for ack in batch.acks:
-            ack.done(why)
+        self._entries.close(why)
