@@ -590,7 +590,7 @@ def test_timerctl_deletes_a_topic_when_it_is_told_yes(ctl: Ctl, threaded: Thread
     told = json.loads(out)
     assert (told["deleted"], told["pending"], told["groups"][0]["unacked"]) == ("orders", 1, 3)
     code, out, _ = ctl("topics", "delete", "quiet", "--yes")
-    assert "topic quiet is deleted, with 1 pending timers and 3 messages" in out
+    assert "topic quiet is deleted, with 1 pending timer and 3 messages" in out
     assert "group billing: 3 unacked" in out
     assert ctl("topics", "delete", "nothing", "--yes")[0] == 1
     code, _, err = ctl("topics", "remove", "orders")

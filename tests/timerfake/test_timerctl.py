@@ -33,7 +33,7 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
     assert (code, "delete namespace pay needs --yes" in err) == (2, True)
     assert client.count_timers("pay/refunds").pending == 1
     out = ctl("namespaces", "delete", "pay", "--yes")[1]
-    assert out == "namespace pay is deleted, with 1 topics\n"
+    assert out == "namespace pay is deleted, with 1 topic\n"
     assert [each.name for each in client.namespaces()] == ["default"]
     code, _, err = ctl("namespaces", "delete", "default", "--yes")
     assert (code, "NAMESPACE = 'default': must not be" in err) == (2, True)

@@ -155,7 +155,8 @@ class LetterCommands(Commands):
         with self._connect(args) as client:
             topic, group = _letters_of(client, args.topic)
             count = group.unacked
-            so = f"Its {count} dead letters are deleted. None can be redriven."
+            are = "dead letter is" if count == 1 else f"{count} dead letters are"
+            so = f"Its {are} deleted, and can't be redriven."
             if count and not cli_args.confirm(args, f"purge {topic.name}", so):
                 return FAILED
             if count:  # letters that come from now on stay

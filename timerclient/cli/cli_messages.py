@@ -125,7 +125,7 @@ class MessageCommands(Commands):
                     _ = message.give_back()
         if args.count is not None and came < args.count and idle is not None:
             waited = f"no further one within {cli_args.duration_text(idle)} (--idle)"
-            text = f"{came} of {args.count} messages arrived; {waited}"
+            text = f"{came} of {output.counted(args.count, 'message')} arrived; {waited}"
             return put_failure(args, "TOO_FEW", text, TOO_FEW)
         return OK
 

@@ -141,7 +141,8 @@ class TopicCommands(Commands):
         text = f"topic {topic} is deleted"
         if deleted is not None:
             document |= as_dict(deleted)
-            text += f", with {deleted.pending} pending timers and {deleted.messages} messages"
+            timers = output.counted(deleted.pending, "pending timer")
+            text += f", with {timers} and {output.counted(deleted.messages, 'message')}"
             for group in deleted.groups:
                 text += f"\ngroup {group.name}: {group.unacked} unacked"
         self._put(args, document, text)
@@ -185,11 +186,14 @@ class NamespaceCommands(Commands):
     def _delete(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             topics = client.describe_namespace(args.namespace).topics
-            so = f"Its {len(topics)} topics are deleted, with their timers, messages and groups."
+            are = "topic is" if len(topics) == 1 else f"{len(topics)} topics are"
+            so = f"Its {are} deleted, with timers, messages and groups."
             if not cli_args.confirm(args, f"delete namespace {args.namespace}", so):
                 return FAILED
             deleted = client.delete_namespace(args.namespace)
-        text = f"namespace {args.namespace} is deleted, with {len(deleted)} topics"
+        text = (
+            f"namespace {args.namespace} is deleted, with {output.counted(len(deleted), 'topic')}"
+        )
         self._put(args, {"deleted": args.namespace, "topics": deleted}, text)
         return OK
 

@@ -18,6 +18,11 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=not utf8)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 topic" and "2 topics"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def table(
     headings: Sequence[str],
     rows: Sequence[Sequence[Any]],
