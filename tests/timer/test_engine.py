@@ -7,6 +7,7 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.calls import calls_of
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Ids
 from timer.files.disk_reserve import DiskSpace
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import NotLeaderError
@@ -93,6 +94,22 @@ def test_fold_stops_after_a_fire_of_much_payload() -> None:
     while engine.is_behind:
         sizes.append(engine.fold(log.cached(*engine.next_chunk())))
     assert sizes == [2, 2, 2]
+
+
+def test_fold_stops_after_reschedules_of_large_timers() -> None:
+    # P9: a RESCHEDULE has a few dozen bytes, for any payload.
+    engine, log = begun()
+    for _ in range(4):
+        log.schedule(part_of([(1, START_MS + 10, bytes(FOLD_BYTES // 2))]))
+    catch_up(engine, log)
+    flush(engine)
+    for seq in range(1, 5):
+        log.reschedule(Ids(np.array([START_MS + 10]), np.array([seq], np.uint64)), [START_MS + 20])
+    engine.raise_commit_index(LogIndex(len(log.entries)))
+    sizes = []
+    while engine.is_behind:
+        sizes.append(engine.fold(log.cached(*engine.next_chunk())))
+    assert sizes == [2, 2]
 
 
 def test_fold_stops_after_a_fire_of_many_rows() -> None:

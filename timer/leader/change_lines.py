@@ -10,6 +10,7 @@ its acceptance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -183,7 +184,7 @@ def _share(applied: Applied | EngineError, rows: slice) -> Applied | EngineError
         return CancelApplied(applied.results[rows], _ids(applied.targets, rows))
     if isinstance(applied, RescheduleApplied):
         targets, timers = _ids(applied.targets, rows), _ids(applied.timers, rows)
-        return RescheduleApplied(applied.results[rows], targets, timers, applied.ready)
+        return replace(applied, results=applied.results[rows], targets=targets, timers=timers)
     return applied
 
 

@@ -152,8 +152,10 @@ def _work(entry: Entry, applied: Applied) -> int:
         case FireApplied(fired, _, released, dropped):
             moved = (*fired, *released, *dropped)
             work += _FIRED_BYTES * sum(len(rows) for _, rows in moved) + _TOPIC_BYTES * len(moved)
-        case CancelApplied(results) | RescheduleApplied(results):
+        case CancelApplied(results):
             work += _CANCEL_BYTES * len(results)
+        case RescheduleApplied(results):
+            work += _CANCEL_BYTES * len(results) + applied.moved_bytes
         case GroupApplied(ops):
             groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
             work += _EXPIRED_BYTES * groups + _OP_BYTES * len(ops)

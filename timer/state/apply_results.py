@@ -97,6 +97,8 @@ class RescheduleApplied:
     """The new timers; valid where the result is RESCHEDULED."""
     ready: tuple[TopicId, ...]
     """Topics with new messages: rows that were due already."""
+    moved_bytes: int
+    """Payloads, keys and headers of all timers that the entry moved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,7 +342,7 @@ class Machine(State):
         rows["requested_ms"] = order.requested_ms[is_moved]
         self.successors.add(targets.seq[is_moved], timers.due_ms[is_moved], timers.seq[is_moved])
         ready = self._admit(rows, whole.blob) if len(rows) else ()
-        return RescheduleApplied(results, targets, timers, ready)
+        return RescheduleApplied(results, targets, timers, ready, len(whole.blob))
 
     def _target_ids(self, targets: Targets) -> Ids:
         """Return the pending timers of keys. seq = 0: no timer, or a key that appeared before."""
