@@ -6,15 +6,16 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from timer.files.disk import RealDisk
-from timer.model.columns import U64, Binary
+from timer.model.columns import I64, U64, Binary
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.timer_id import mix, mix_one
-from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher, KeyTiers
+from timer.pending.memory.key_index import MERGED_MAX, PLAIN_HASHER, KeyHasher, KeyTiers
 from timer.pending.runs.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
 
 TOPIC = 7
@@ -104,6 +105,26 @@ def test_key_replaced_again_and_again_does_not_gather() -> None:
         _, found = tiers.find(hashed, alive.take)
         alive[found[found != place]] = False
     assert sum(len(hashes) for hashes, _ in tiers._tiers) < 10
+
+
+def test_search_merges_a_bounded_number_of_rows() -> None:
+    # P9: a memtable has hundreds of thousands of keys, and a search may merge them.
+    tiers, merged = KeyTiers(), list[int]()
+
+    def live(places: I64) -> npt.NDArray[np.bool_]:
+        merged.append(len(places))
+        return np.ones(len(places), np.bool_)
+
+    for start in range(0, 6 * MERGED_MAX, 1_024):
+        places = np.arange(start, start + 1_024)
+        tiers.add(mix(places.astype(np.uint64)), places)
+        tiers.find(mix(places[:1].astype(np.uint64)), live)
+    assert max(merged) <= MERGED_MAX
+    assert len(tiers._tiers) < 20
+    wanted = mix(np.arange(0, 6 * MERGED_MAX, 777, dtype=np.uint64))
+    which, found = tiers.find(wanted, live)
+    assert sorted(found.tolist()) == list(range(0, 6 * MERGED_MAX, 777))
+    assert (found == 777 * which).all()
 
 
 def written(path: Path, hashes: U64) -> KeyFile:

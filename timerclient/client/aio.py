@@ -30,10 +30,10 @@ from timerclient.client.consumers import (
     CLOSE_CANCELLED_S,
     WINDOW,
     AsyncConsumer,
+    Consumers,
     hold_max_s,
     make_credit,
     make_opening,
-    register,
 )
 from timerclient.client.group_calls import Start
 from timerclient.client.series_calls import SeriesCalls
@@ -220,7 +220,7 @@ class AsyncTimerClient(SeriesCalls):
         self._producer: ProducerStream | None = None
         self._first_calls = FirstCalls()
         self.shared = SharedCalls()
-        self._consumers: set[AsyncConsumer] = set()
+        self._consumers: Consumers[AsyncConsumer] = Consumers()
         self._closed = False
         self.tracing = tracing
         if tracing is not None:
@@ -448,7 +448,7 @@ class AsyncTimerClient(SeriesCalls):
         hold_s = hold_max_s(hold_max, self.settings)
         subscribe = partial(Subscription, self.nodes(), opening, credit, hold_s)
         consumer = AsyncConsumer(opening, subscribe, self._call_s)
-        register(consumer, self._consumers)
+        self._consumers.register(consumer)
         return consumer
 
     # ---- administration: the results are messages of the contract

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from timerclient.client.group_calls import STARTS, Start
 from timerclient.client.timer_calls import Seconds, timeout_s
@@ -123,15 +123,27 @@ class AnyConsumer(Generic[S]):
         return self.closed or (ended is not None and ended.is_settled)
 
 
-def register(consumer: C, consumers: set[C]) -> None:
-    """Add a consumer to a client's consumers, and remove those that are over.
+class Consumers(set[C]):
+    """A client's consumers: all open ones, and at most about as many that are over."""
 
-    Another thread may add a consumer at the same time; none is lost.
-    """
-    consumers.add(consumer)
-    for each in [*consumers]:
-        if each._is_over:  # noqa: SLF001 -- not for the consumer's user
-            consumers.discard(each)
+    SWEEP_AT: Final = 16
+    """Fewer are never looked through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sweep_at = self.SWEEP_AT
+
+    def register(self, consumer: C) -> None:
+        """Add a consumer. If there are twice as many as before, remove those that are over.
+
+        Another thread may add a consumer at the same time; none is lost.
+        """
+        self.add(consumer)
+        if len(self) >= self._sweep_at:
+            for each in [*self]:
+                if each._is_over:  # noqa: SLF001 -- not for the consumer's user
+                    self.discard(each)
+            self._sweep_at = max(self.SWEEP_AT, 2 * len(self))
 
 
 class AsyncConsumer(AnyConsumer[Subscription | None]):

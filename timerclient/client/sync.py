@@ -34,9 +34,9 @@ from timerclient.client.aio import AsyncTimerClient, make_row
 from timerclient.client.consumers import (
     CLOSE_AFTER_ERROR_S,
     AnyConsumer,
+    Consumers,
     Subscribe,
     hold_max_s,
-    register,
 )
 from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.proto import timer_pb2 as pb
@@ -70,7 +70,7 @@ class ThreadClient:
         )
         self._background = Background()
         self._call = self._background.call
-        self._consumers: set[Consumer] = set()
+        self._consumers: Consumers[Consumer] = Consumers()
         if client.tracing is not None:
             client.tracing.instrument_submissions(self)
 
@@ -155,7 +155,7 @@ class ThreadClient:
             return Subscription(client.nodes(), opening, credit, hold_s, arrived)
 
         consumer = Consumer(opening, self._background, subscribe, client.within_s(None))
-        register(consumer, self._consumers)
+        self._consumers.register(consumer)
         return consumer
 
     def _each(

@@ -32,6 +32,8 @@ _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 8_192
 _WORDS_AT_FIRST: Final = 16
 """Words of a key for which factors exist from the start. Longer keys add some."""
+MERGED_MAX: Final = 65_536
+"""Pairs of two tiers that are merged: some milliseconds. More tiers cost a look-up little."""
 _LOW: Final = np.uint64(0xFFFF_FFFF)
 _HALF: Final = np.uint64(32)
 
@@ -97,8 +99,9 @@ PLAIN_HASHER: Final = KeyHasher()
 class KeyTiers:
     """Pairs (hash, place) of a memtable's rows, in sorted tiers.
 
-    Each tier is at least twice as long as the next. Merges of tiers drop rows that are no longer
-    pending, so a key that is set again and again does not fill them.
+    Each tier is at least twice as long as the next, or both together have more than MERGED_MAX
+    pairs. Merges of tiers drop rows that are no longer pending, so a key that is set again and
+    again does not fill them.
     """
 
     def __init__(self) -> None:
@@ -131,7 +134,10 @@ class KeyTiers:
         """Make a tier of the fresh pairs. Merge neighbours until each is twice the next."""
         self._tiers.append(_live_pairs(self._fresh, live))
         self._fresh = []
-        while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
+        while len(self._tiers) > 1:
+            before, last = (len(hashes) for hashes, _ in self._tiers[-2:])
+            if before >= 2 * last or before + last > MERGED_MAX:
+                break
             self._tiers[-2:] = [_live_pairs(self._tiers[-2:], live)]
 
 
