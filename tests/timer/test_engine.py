@@ -112,6 +112,22 @@ def test_fold_stops_after_reschedules_of_large_timers() -> None:
     assert sizes == [2, 2]
 
 
+def test_fold_stops_after_reschedules_of_many_timers() -> None:
+    # P9: each timer is read from a run.
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 10, b"")] * 96))
+    catch_up(engine, log)
+    flush(engine)
+    for seq in (1, 33, 65):
+        ids = Ids(np.full(32, START_MS + 10), np.arange(seq, seq + 32, dtype=np.uint64))
+        log.reschedule(ids, [START_MS + 20] * 32)
+    engine.raise_commit_index(LogIndex(len(log.entries)))
+    sizes = []
+    while engine.is_behind:
+        sizes.append(engine.fold(log.cached(*engine.next_chunk())))
+    assert sizes == [1, 1, 1]
+
+
 def test_fold_stops_after_a_fire_of_many_rows() -> None:
     # P9: a FIRE has a few dozen bytes, for any number of timers.
     engine, log = begun()

@@ -73,6 +73,7 @@ _TOPIC_BYTES: Final = 8192  # per topic with rows
 _OP_BYTES: Final = 64 << 10  # of a group
 _KEY_BYTES: Final = 2048  # if a timer in a run has the key; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; a tenth in memory
+_MOVED_BYTES: Final = 64 << 10  # of a RESCHEDULE: two opens of a run's file
 _EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
 _OCCURRENCE_BYTES: Final = 4096  # its payload and headers are copied one by one
 _TARGET_SIZE: Final = 16
@@ -155,7 +156,7 @@ def _work(entry: Entry, applied: Applied) -> int:
         case CancelApplied(results):
             work += _CANCEL_BYTES * len(results)
         case RescheduleApplied(results):
-            work += _CANCEL_BYTES * len(results) + applied.moved_bytes
+            work += _MOVED_BYTES * len(results) + applied.moved_bytes
         case GroupApplied(ops):
             groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
             work += _EXPIRED_BYTES * groups + _OP_BYTES * len(ops)

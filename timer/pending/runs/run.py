@@ -353,19 +353,28 @@ class Run:
             int(found[name]) for name in ("payload_at", "key_at", "headers_at")
         )
         low, high = int(head.offsets[start]), int(head.offsets[stop])
-        data = self.read(position + payload_at + low, high - low) if high > low else b""
         rows["payload_start"] = head.offsets[start:stop] - low
-        for name, at, end in (("key", key_at, headers_at), ("headers", headers_at, found["size"])):
-            blob_at = at + padded(4 * (n + 1))
-            if blob_at == int(end):
-                continue  # no row in this batch has one
-            ends = self.read(position + at + 4 * start, 4 * (stop - start + 1))
-            offsets = np.frombuffer(ends, "<i4")
+        padding = padded(4 * (n + 1))
+        columns = [
+            (name, at)
+            for name, at, end in (
+                ("key", key_at, headers_at),
+                ("headers", headers_at, int(found["size"])),
+            )
+            if at + padding < end  # some row in this batch has one
+        ]
+        parts = [(position + at + 4 * start, 4 * (stop - start + 1)) for _, at in columns]
+        payload, *ends = self.read_parts([(position + payload_at + low, high - low), *parts])
+        parts, size = [], len(payload)
+        for (name, at), data in zip(columns, ends, strict=True):
+            offsets = np.frombuffer(data, "<i4")
             low, high = int(offsets[0]), int(offsets[-1])
-            rows[f"{name}_start"] = offsets[:-1] - low + len(data)
+            rows[f"{name}_start"] = offsets[:-1] - low + size
             rows[f"{name}_size"] = np.diff(offsets)
-            data += self.read(position + blob_at + low, high - low) if high > low else b""
-        return rows, data
+            if high > low:
+                parts.append((position + at + padding + low, high - low))
+                size += high - low
+        return rows, b"".join([payload, *self.read_parts(parts)]) if parts else payload
 
     def read(self, start: int, size: int) -> bytes:
         """Return bytes of the file, unchecked.
