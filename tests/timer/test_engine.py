@@ -128,6 +128,26 @@ def test_fold_stops_after_reschedules_of_many_timers() -> None:
     assert sizes == [1, 1, 1]
 
 
+def test_pages_are_evicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # P9: to free hundreds of megabytes takes tens of milliseconds.
+    engine, log = begun()
+    engine.machine.pages.size_max = 0
+    for name in ("b", "c"):
+        log.topic(name)
+    log.schedule(part_of([(topic, START_MS + 10, bytes(1_000)) for topic in (1, 2, 3)]))
+    log.fire(START_MS + 10)
+    catch_up(engine, log)
+    size = engine.machine.pages.unspilled_size // 3
+    monkeypatch.setattr(engine_module, "EVICTED_MAX", size)
+    begun_flush = engine.begin_flush()
+    assert begun_flush is not None
+    begun_flush.write()
+    left = []
+    while not engine.settle_flush(begun_flush, 100):
+        left.append(engine.machine.pages.spilled_size // size)
+    assert left == [2, 1]
+
+
 def test_fold_stops_after_a_fire_of_many_rows() -> None:
     # P9: a FIRE has a few dozen bytes, for any number of timers.
     engine, log = begun()

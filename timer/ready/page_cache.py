@@ -21,6 +21,8 @@ from timer.pending.memory.key_index import PLAIN_HASHER, KeyHasher
 
 PAGES_SIZE_MAX: Final = 64 << 20
 """Bytes of spilled pages that stay in memory, by default."""
+EVICTED_MAX: Final = 64 << 20
+"""Bytes of pages that one step evicts: to free them takes some milliseconds."""
 PAGE_OVERHEAD: Final = 1_024
 """Approximate bytes of memory that a page takes beside its rows."""
 
@@ -171,12 +173,17 @@ class Pages:
             block.page = page
             self.add(block, fetched=True)
 
-    def evict(self, size_max: int) -> None:
-        """Evict the oldest spilled pages until the rest takes at most `size_max` bytes."""
-        while self.spilled_size > size_max:
+    def evict(self, size_max: int, most: int | None = None) -> bool:
+        """Evict the oldest spilled pages until the rest takes at most `size_max` bytes.
+
+        `most`: bytes after which it stops. Return whether the rest takes at most `size_max`.
+        """
+        stop_at = 0 if most is None else self.spilled_size - most
+        while self.spilled_size > max(size_max, stop_at):
             block = next(iter(self._spilled))
             self.remove(block)
             block.page = None
+        return self.spilled_size <= size_max
 
 
 def constant_ms(value: int, count: int) -> I64:

@@ -30,7 +30,7 @@ from timer.pending.runs.read_window import ReadWindow
 from timer.pending.runs.run import RunMeta
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.pending.store import Store
-from timer.ready.page_cache import SpillRef
+from timer.ready.page_cache import EVICTED_MAX, SpillRef
 from timer.ready.spill import PageFetch, Spill, blocks_to_move, limit_joins, write_spill
 from timer.recovery import manifest
 from timer.recovery.manifest import ManifestBody
@@ -488,9 +488,9 @@ class Engine:
         return Flush(index, state, frozen, fresh, disk, directory, store, retired, moved_size_max)
 
     def settle_flush(self, flush: Flush, topics_max: int) -> bool:
-        """Let some queues use the spill file of a durable manifest. Return whether all do.
+        """Let some queues use the spill file of a durable manifest, and evict some pages.
 
-        Optional: `end_flush` does the rest.
+        Return whether all is done. Optional: `end_flush` does the rest.
         """
         for spill in flush.new_spills[:topics_max]:
             spill.install()
@@ -499,7 +499,9 @@ class Engine:
             if (topic := self.machine.topics.get(topic_id)) is not None:
                 topic.queue.move_blocks(flush.moved)
         del flush.moved_topics[:topics_max]
-        return not (flush.new_spills or flush.moved_topics)
+        if flush.new_spills or flush.moved_topics:
+            return False
+        return self.machine.pages.evict(self.machine.pages.size_max, EVICTED_MAX)
 
     def end_flush(self, flush: Flush) -> None:
         """Use the new run of a durable manifest. Drop the memory and files that it replaces."""
