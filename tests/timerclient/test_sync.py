@@ -33,6 +33,7 @@ from timerclient import (
     TimerClient,
 )
 from timerclient.client import aio
+from timerclient.client.consumers import Consumers
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import node_channel, producer
@@ -587,7 +588,8 @@ def test_consumer_that_comes_while_others_are_looked_through_is_closed_too(
 ) -> None:
     with connect(threaded) as client:
         came: list[Consumer] = []
-        client.consumer("orders", "one")
+        for _ in range(Consumers.SWEEP_AT - 1):
+            client.consumer("orders", "one")
 
         def over(consumer: Consumer) -> bool:
             if not came:  # as from another thread
