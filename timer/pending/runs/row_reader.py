@@ -26,25 +26,27 @@ class WholeRows(NamedTuple):
 
 
 class Packer:
-    """Copies rows, one by one, into one buffer."""
+    """Copies rows into one buffer."""
 
     def __init__(self, n: int) -> None:
         self._rows: RowArray = np.zeros(n, ROW)
-        self._blob = bytearray()
+        self._parts: list[memoryview] = []
+        self._size = 0
 
     def put(self, at: int, row: np.void, bufs: Buffers) -> None:
-        """Put a row, and its bytes from `bufs`, at place `at`."""
+        """Put a row, and its bytes from `bufs`, at place `at`. They are copied once, at the end."""
         *names, buf, payload, payload_size, key, key_size, headers, headers_size = row.item()
-        data, blob = bufs[buf], self._blob
+        data = memoryview(bufs[buf])
         packed: list[int] = []  # plain numbers: access to a numpy field is ten times slower
         for start, size in ((payload, payload_size), (key, key_size), (headers, headers_size)):
-            packed += len(blob), size
-            blob += data[start : start + size]
+            packed += self._size, size
+            self._parts.append(data[start : start + size])
+            self._size += size
         self._rows[at] = (*names, 0, *packed)
 
     def packed_rows(self) -> WholeRows:
         """Return all rows."""
-        return WholeRows(self._rows, bytes(self._blob))
+        return WholeRows(self._rows, b"".join(self._parts))
 
 
 def find_in_run(
