@@ -16,7 +16,7 @@ from tests.timerclient.dead_letters import DeadLetters
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
 from tests.waiting import until
 from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResult, NackResult
-from timerclient.client.consumers import AsyncConsumer, Consumers
+from timerclient.client.consumers import Consumers
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams import subscription
@@ -613,16 +613,6 @@ async def test_client_forgets_consumers_that_are_over(
     await closed.close()
     new = [client.consumer("orders", "c") for _ in range(Consumers.SWEEP_AT - 3)]
     assert client._consumers == {alive, *new}
-
-
-async def test_client_looks_seldom_for_consumers_that_are_over(
-    client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[AsyncConsumer] = []
-    monkeypatch.setattr(AsyncConsumer, "_is_over", property(looks.append))  # never
-    for _ in range(1_000):
-        _ = client.consumer("orders", "a")
-    assert len(looks) <= 2_000
 
 
 async def test_stale_deliveries_are_dropped_and_counted(
