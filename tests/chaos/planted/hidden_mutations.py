@@ -48,13 +48,14 @@ def _expire_as_noted(self: Leases, now_ms: MonoMs, room: int) -> tuple[GroupOp |
 
 def _expire_counts_unsent(self: Leases, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
     """Count a failure of each message whose delivery was dropped before it was sent."""
+    former, room = self._end_former_leases(room)
     overdue, room = self._table.overdue(now_ms, room)
-    ended: list[U64] = []
+    ended: list[U64] = [former]
     for lease in overdue:
         ids = lease.consumer.withdraw(lease.lease_id) or [lease.lease_id]
         found = (self._table.get(each) for each in ids)
         ended.append(self._table.end(each for each in found if each is not None))
-    return self._ended_op(np.concatenate([np.zeros(0, np.uint64), *ended])), room
+    return self._ended_op(np.concatenate(ended)), room
 
 
 def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:
