@@ -187,7 +187,8 @@ def test_output_on_a_full_disk_leaves_the_outcome_unknown(
     with open("/dev/full", "w") as full, monkeypatch.context() as patched:
         patched.setattr("sys.stdout", full)
         assert timerctl.main(["schedule", "orders", "p", "--key", "k", "--delay", "1h"]) == 4
-    assert capsys.readouterr().err == "timerctl: can't write the output: No space left on device\n"
+    why = "can't write the output: No space left on device"
+    assert capsys.readouterr().err == f"timerctl: {why}; the outcome is unknown\n"
     assert ctl("timers", "get", "--topic", "orders", "--key", "k")[0] == 0
 
 
@@ -208,6 +209,7 @@ def test_unknown_outcome_exits_4(ctl: Ctl, threaded: Threaded) -> None:
     code, _, err = ctl("schedule", "orders", "x", "--timeout", "4s")
     assert code == 4
     assert err.startswith("timerctl: no answer within 4 s")
+    assert err.endswith("; the outcome is unknown\n")
     assert err.count("\n") == 1
 
 

@@ -179,7 +179,8 @@ def print_error(
     before = f" (at least {done} were done before the error)" if done else ""
     command = error.command if isinstance(error, UsageError) else ""
     more = f"see: {command} --help\n" if command else ""
-    sys.stderr.write(f"timerctl: {text}{before}\n{more}")
+    unknown = "; the outcome is unknown" if isinstance(error, OutcomeUnknown) else ""
+    sys.stderr.write(f"timerctl: {text}{before}{unknown}\n{more}")
 
 
 def put_failure(
