@@ -155,13 +155,19 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
     assert last.failures.tolist() == [1, 0]
 
 
-def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[Play, list[Group]]:
+    """Return a leader with three groups. It hands over about two of them in one entry."""
     monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 4 * group_batch.OP_WEIGHT)
     play = Play()
     groups = [play.make_group(name) for name in ("a", "b", "c")]
     for group in groups:
         play.join(group)
     play.settle()
+    return play, groups
+
+
+def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, groups = three_groups(monkeypatch)
     play.schedule("s", 0)
     play.settle()
     assert [each.group for each in play.deliveries] == groups
@@ -182,12 +188,7 @@ def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("sought", [0, 2])
 def test_seek_between_the_parts_of_a_handover(monkeypatch: pytest.MonkeyPatch, sought: int) -> None:
-    monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 4 * group_batch.OP_WEIGHT)
-    play = Play()
-    groups = [play.make_group(name) for name in ("a", "b", "c")]
-    for group in groups:
-        play.join(group)
-    play.settle()
+    play, groups = three_groups(monkeypatch)
     play.schedule("s", 0, 0)
     play.settle()
     group, old = groups[sought], play.deliveries[sought]
