@@ -1,4 +1,4 @@
-"""Hook of mkdocs: adds pages from outside docs/, adapts lists, names files that the site lacks."""
+"""Hook of mkdocs: adds pages from outside docs/, adapts lists, and links files of the site only."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,7 @@ ITEM: Final = re.compile(r"(?:[-*]|\d\.) +")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add the pages from outside docs/."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     return files
@@ -44,7 +44,7 @@ def with_lists(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return a page whose links and images are files of the site, or the plain names of others."""
+    """Return a page with links and images of the site's files, and with the names of other files."""
     where = page.file.src_uri
     source = next((each for each, named in OUTSIDE.items() if named == where), f"docs/{where}")
 

@@ -14,7 +14,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.values.errors import InvalidRequest, NotFound, NotReady
 
-TOGETHER: Final = 64
+DELETED_AT_ONCE: Final = 64
 """Topics of a namespace that are deleted at a time: they share commits."""
 DEFAULT: Final = "default"
 """The namespace of topics without a "/" in their names."""
@@ -95,8 +95,8 @@ class TopicCalls(QueryCalls):
         deleted: list[str] = []
         topics = found.topics
         for _ in range(ROUNDS_MAX):  # topics may be created in the meantime
-            for first in range(0, len(topics), TOGETHER):
-                names = [topic.name for topic in topics[first : first + TOGETHER]]
+            for first in range(0, len(topics), DELETED_AT_ONCE):
+                names = [topic.name for topic in topics[first : first + DELETED_AT_ONCE]]
                 deleting = map(self.delete_topic, names)
                 outcomes = await asyncio.gather(*deleting, return_exceptions=True)
                 failed: list[BaseException] = []

@@ -100,8 +100,8 @@ class KeyTiers:
     """Pairs (hash, place) of a memtable's rows, in sorted tiers.
 
     Each tier is at least twice as long as the next, or both together have more than MERGED_MAX
-    pairs. Merges of tiers drop rows that are no longer pending, so a key that is set again and
-    again does not fill them.
+    pairs. Merges of tiers drop rows that are no longer pending, so a few keys that are set again
+    and again do not fill them. Longer tiers keep such rows until the memtable's flush.
     """
 
     def __init__(self) -> None:
