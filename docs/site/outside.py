@@ -44,7 +44,7 @@ def with_lists(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return a page with links and images of the site's files, and with the names of other files."""
+    """Return a page with links to the site's files, and with the names of all other files."""
     where = page.file.src_uri
     source = next((each for each, named in OUTSIDE.items() if named == where), f"docs/{where}")
 
